@@ -1,0 +1,69 @@
+"""Builds the native backend: one abi3 module, no torch needed, one translation unit per instruction set."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+NATIVE = "src/closecall/backends/native"
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+# With these, AddressSanitizer and UBSan watch the native code (`make sanitize`).
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
+COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"]
+TIERS = {
+    "tier_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    "tier_avx512.cpp": AVX512,
+    "tier_avx512bf16.cpp": [*AVX512, "-mavx512bf16"],
+}
+SOURCES = ["module.cpp", "drivers.cpp", "pool.cpp", "tier_portable.cpp", *(TIERS if X86 else ())]
+
+
+class BuildPerTier(build_ext):
+    """Compiles each tier with its own instruction set; everything else stays at the baseline."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if os.environ.get("CLOSECALL_SANITIZE"):
+            ext.extra_compile_args += SANITIZE
+            ext.extra_link_args += SANITIZE[:1]
+        plain = [s for s in ext.sources if os.path.basename(s) not in TIERS]
+        for source in ext.sources:
+            flags = TIERS.get(os.path.basename(source))
+            if flags:
+                ext.extra_objects += self.compiler.compile(
+                    [source], output_dir=self.build_temp, include_dirs=ext.include_dirs, macros=ext.define_macros,
+                    extra_postargs=[*ext.extra_compile_args, *flags], depends=ext.depends,
+                )  # fmt: skip
+        ext.sources = plain
+        super().build_extension(ext)
+
+
+class Abi3Wheel(bdist_wheel):
+    """One wheel for every Python from 3.10 on."""
+
+    def finalize_options(self) -> None:
+        self.py_limited_api = "cp310"
+        super().finalize_options()
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "closecall.backends._native",
+            [f"{NATIVE}/{s}" for s in SOURCES],
+            depends=[f"{NATIVE}/{s}" for s in sorted(os.listdir(NATIVE)) if s.endswith(".h")],
+            define_macros=[("Py_LIMITED_API", "0x030A0000"), *([("CLOSECALL_X86", "1")] if X86 else [])],
+            extra_compile_args=COMMON,
+            extra_link_args=["-pthread"] if sys.platform != "win32" else [],
+            py_limited_api=True,
+            # Without a compiler the package still installs; `closecall info` then says that only slower backends are left.
+            optional=not os.environ.get("CLOSECALL_REQUIRE_NATIVE"),
+        )
+    ],
+    cmdclass={"build_ext": BuildPerTier, "bdist_wheel": Abi3Wheel},
+)

@@ -1,0 +1,27 @@
+"""closecall: when the top-k cut is a close call, look at more blocks."""
+
+from importlib.metadata import version as _version
+
+from .attention import attend, attention
+from .policy import RULES, SCORERS, Policy, policy
+from .rules import TRIGGERS, Rule, Trigger
+from .scorers import Scorer
+from .selection import Selection, select
+
+__version__ = _version("closecall")
+
+__all__ = [
+    "RULES",
+    "SCORERS",
+    "TRIGGERS",
+    "Policy",
+    "Rule",
+    "Scorer",
+    "Selection",
+    "Trigger",
+    "__version__",
+    "attend",
+    "attention",
+    "policy",
+    "select",
+]

@@ -1,0 +1,84 @@
+"""Backends: the same operator on different machinery. `reference` is the specification, the others must equal it.
+
+A backend ranks the blocks of every tile, writes the kept ones as indices, and attends over them. Which blocks are kept
+is the rule's business and the same code for all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..geometry import Geometry
+from ..policy import Policy, unknown
+
+if TYPE_CHECKING:
+    from ..rules import Ranked
+    from ..selection import Selection
+
+NAMES = ("cpu", "flex", "reference")
+
+
+class Backend(Protocol):
+    """What a backend module offers."""
+
+    def why_not(self, q: Tensor) -> str | None:
+        """Why this backend cannot run on tensors like `q`, with what to do instead; None if it can."""
+
+    def rank(self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+        """The ranked unforced blocks of every tile, as far as the policy's rule can keep them."""
+
+    def gather_kept(self, ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+        """kv_idx from a ranking and the rule's counts."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Output `[B, H, M, Dv]` in q's type and log-sum-exp `[B, H, M]`; `selection=None` means every visible block.
+
+        A row that sees no key, padded rows among them, gets 0 and -inf.
+        """
+
+
+class Choice(NamedTuple):
+    """A backend and why it was taken."""
+
+    name: str
+    why: str
+
+
+def load(name: str) -> Backend:
+    if name not in NAMES:
+        raise unknown("backend", name, (*NAMES, "auto"))
+    backend: Backend = importlib.import_module(f"{__name__}.{name}")  # type: ignore[assignment]
+    return backend
+
+
+def explain(q: Tensor) -> Choice:
+    """What `backend="auto"` takes for tensors like `q`."""
+    preferred = "cpu" if q.device.type == "cpu" else "flex"
+    problem = load(preferred).why_not(q)
+    if problem is None:
+        return Choice(preferred, f"{q.device.type} tensors of {q.dtype}".replace("torch.", ""))
+    return Choice("reference", problem)
+
+
+def choose(name: str, q: Tensor) -> Backend:
+    if name == "auto":
+        return load(explain(q).name)
+    backend = load(name)
+    problem = backend.why_not(q)
+    if problem is not None:
+        raise ValueError(f"backend {name!r} cannot run here: {problem}")
+    return backend
+
+
+def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of rows that see nothing; float64 calls (an oracle's) keep their log-sum-exp in float64."""
+    batch, heads, rows, _ = q.shape
+    lse = torch.promote_types(q.dtype, torch.float32)
+    return q.new_zeros(batch, heads, rows, v.shape[3]), q.new_full((batch, heads, rows), -math.inf, dtype=lse)

@@ -1,0 +1,127 @@
+"""The native CPU backend: hands raw pointers and strides to our own kernels (native/).
+
+`CLOSECALL_ISA` forces a tier (avx512bf16, avx512, avx2, portable); it is read at every call, so tests can cover them all.
+Threads follow `torch.get_num_threads()`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..geometry import Geometry
+from ..policy import Policy, unknown
+from ..rules import Ranked
+from ..selection import Selection
+from . import empty_outputs, reference
+
+try:
+    from . import _native
+except ImportError:  # built without a compiler: why_not() says so
+    _native = None  # type: ignore[assignment]
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SCORERS = {"mean": 0, "quest": 1}
+_AGGREGATES = {"max": 0, "mean": 1}
+
+
+def tiers() -> list[str]:
+    """The instruction-set tiers this machine can run, best first; empty if the native module was not built."""
+    return list(_native.tiers()) if _native else []
+
+
+def tier() -> str:
+    """The tier in use: the best one, or the one `CLOSECALL_ISA` names."""
+    return tiers()[_tier()]
+
+
+def _tier() -> int:
+    wanted = os.environ.get("CLOSECALL_ISA")
+    if not wanted:
+        return 0
+    here = tiers()
+    if wanted not in here:
+        raise unknown("CLOSECALL_ISA (this machine's tiers)", wanted, here)
+    return here.index(wanted)
+
+
+def peak(dtype: torch.dtype, seconds: float = 0.2) -> float:
+    """FLOP/s that one core of this machine reaches from registers alone, with the tier in use and this type's products."""
+    return float(_native.peak(_tier(), _DTYPES[dtype], seconds))
+
+
+def why_not(q: Tensor) -> str | None:
+    if _native is None:
+        return "the native module was not built: install a C++ compiler and reinstall closecall"
+    if q.device.type != "cpu":
+        return f"the native backend runs on CPU tensors, not on {q.device.type}: use backend='auto'"
+    if q.dtype not in _DTYPES:
+        return f"the native backend has no kernel for {q.dtype}: use float32, bfloat16 or float16, or backend='reference'"
+    return None
+
+
+def _pack(fields: Iterable[int | float]) -> bytes:
+    """One 64-bit field each, in the order of native/args.h."""
+    listed = list(fields)
+    return struct.pack("=" + "".join("d" if isinstance(x, float) else "q" for x in listed), *listed)
+
+
+def _view(x: Tensor) -> tuple[int, ...]:
+    return (x.data_ptr(), *x.stride())
+
+
+def _tiles(g: Geometry) -> tuple[int, ...]:
+    tables = (g.row, g.rows, g.key, g.pos, g.sequence)
+    return (*(t.data_ptr() for t in tables), g.n_tiles, g.block, g.n_blocks)
+
+
+def _shape(q: Tensor, k: Tensor, value_dim: int) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[1], k.shape[1], q.shape[3], value_dim, _DTYPES[q.dtype])
+
+
+def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+    assert policy.scorer is not None
+    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
+        return reference.rank(q, k, policy, geometry, scale)  # a scorer without native code still works, slowly
+    width = policy.rule.limit(geometry.n_blocks)
+    shape = (q.shape[0], q.shape[1], geometry.n_tiles, width)
+    full = geometry.exists.all()
+    order = torch.empty(shape, dtype=torch.int32) if full else torch.full(shape, geometry.n_blocks, dtype=torch.int32)
+    scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
+    kinds = (_SCORERS[policy.scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
+    outputs = (order.data_ptr(), scores.data_ptr(), scale, torch.get_num_threads(), _tier())
+    _native.rank(_pack((*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds, *outputs)))
+    return Ranked(order, scores, geometry.visible, geometry.forced(policy.sinks), geometry.sequence)
+
+
+def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+    batch, heads, n_tiles, order_width = ranked.order.shape
+    kv_idx = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32)
+    counts = counts.to(torch.int64)
+    inputs = (ranked.order.data_ptr(), counts.data_ptr(), *counts.stride(), kv_idx.data_ptr())
+    _native.gather(_pack((*inputs, batch, heads, order_width, width, sinks, *_tiles(geometry))))
+    return kv_idx
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+) -> tuple[Tensor, Tensor]:
+    batch, heads, rows, _ = q.shape
+    if geometry.whole:  # every row will be written
+        out, lse = q.new_empty(batch, heads, rows, v.shape[3]), q.new_empty(batch, heads, rows, dtype=torch.float32)
+    else:
+        out, lse = empty_outputs(q, v)
+    kept: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0, 0, 0)
+    if selection is not None:
+        kv_idx, counts = selection.kv_idx, selection.counts.to(torch.int32)
+        if kv_idx.stride(3) != 1:
+            kv_idx = kv_idx.contiguous()
+        kept = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3], counts.data_ptr(), *counts.stride())
+    views = (*_view(q), *_view(k), *_view(v), *_view(out), lse.data_ptr(), rows)
+    numbers = (scale, torch.get_num_threads(), _tier())
+    _native.attend(_pack((*views, *_shape(q, k, v.shape[3]), *_tiles(geometry), *kept, *numbers)))
+    return out, lse

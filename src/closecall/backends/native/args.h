@@ -1,0 +1,57 @@
+// What Python hands to the native code: plain structs of 64-bit fields, packed by backends/cpu.py in this order.
+// Pointers are raw addresses, strides count elements. Everything here was checked in Python; the drivers still clamp
+// whatever indexes memory, so that a selection changed behind our back cannot make us read out of bounds.
+#pragma once
+#include <cstdint>
+
+enum DType : int64_t { F32 = 0, BF16 = 1, F16 = 2 };
+enum ScorerKind : int64_t { MEAN = 0, QUEST = 1 };
+enum AggregateKind : int64_t { AGG_MAX = 0, AGG_MEAN = 1 };
+
+struct View {  // [B, H, N, D] with any strides
+  void* data;
+  int64_t sb, sh, sn, sd;
+};
+
+struct Tiles {  // the geometry of the call: [B, T] tables, see closecall/geometry.py
+  const int64_t *row, *rows, *key, *pos, *sequence;
+  int64_t count, block, n_blocks;
+};
+
+struct Shape {
+  int64_t B, H, Hkv, D, Dv, dtype;
+};
+
+struct AttendArgs {
+  View q, k, v, out;
+  float* lse;             // [B, H, M], contiguous
+  int64_t M;
+  Shape shape;
+  Tiles tiles;
+  const int32_t* kv_idx;  // null: every visible block
+  int64_t ib, ih, it, width;
+  const int32_t* counts;
+  int64_t cb, ch, ct;
+  double scale;
+  int64_t threads, tier;
+};
+
+struct RankArgs {
+  View q, k;
+  Shape shape;
+  Tiles tiles;
+  int64_t scorer, aggregate, sinks, width;
+  int32_t* order;  // [B, H, T, width], contiguous
+  float* scores;   // likewise
+  double scale;
+  int64_t threads, tier;
+};
+
+struct GatherArgs {
+  const int32_t* order;   // [B, H, T, order_width], contiguous
+  const int64_t* counts;  // [B, H, T]
+  int64_t cb, ch, ct;
+  int32_t* kv_idx;        // [B, H, T, width], contiguous
+  int64_t B, H, order_width, width, sinks;
+  Tiles tiles;
+};

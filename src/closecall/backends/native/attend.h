@@ -1,0 +1,382 @@
+// Attention of one tile over its kept blocks, lanes along query rows.
+//
+//   S^T = K Q^T       [keys][rows]   Q packed once per tile, K read in place
+//   P   = 2^(S - m)   vertical: each row has its lane, no shuffles anywhere
+//   O^T += V^T P^T    [dims][rows]   V read in place (bfloat16 products: packed in key pairs, once per block)
+//
+// A tile's rows are taken in groups of ROW_VECTORS vectors, so that the group's Q, its P and the accumulators stay in
+// registers and L1 while K and V stream from L2. The running maximum is only raised when a block exceeds it by more than
+// 2^8: until then the sums stay comfortably inside float32 and nothing has to be rescaled.
+#pragma once
+#include "dot.h"
+
+namespace {
+
+constexpr int GROUP = ROW_VECTORS * LANES;
+constexpr float SLACK = 8.0f;
+
+struct AttendScratch {
+  float *q, *rows, *s, *o, *m, *l;
+  float *k, *v;  // one step of keys and values, where they cannot be read in place
+  AttendScratch(Arena& arena, const Shape& shape) {
+    int64_t d = round_up(shape.D, 2), dv = round_up(shape.Dv, KEYS_AT_ONCE);
+    rows = arena.take<float>(CHUNK * most(d, dv));
+    q = arena.take<float>(CHUNK * d);
+    s = arena.take<float>(STEP * GROUP);
+    o = arena.take<float>(CHUNK * dv);
+    m = arena.take<float>(CHUNK);
+    l = arena.take<float>(CHUNK);
+    k = arena.take<float>(STEP * d);
+    v = arena.take<float>(STEP * dv);
+  }
+};
+
+// Hides the lanes below n: a table of LANES hidden marks followed by LANES open ones, read at the right place.
+struct HideTable {
+  float mark[2 * LANES];
+  constexpr HideTable() : mark() {
+    for (int i = 0; i < 2 * LANES; ++i) mark[i] = i < LANES ? -INF : 0.0f;
+  }
+};
+constexpr HideTable HIDE;
+inline V hide_below(V s, int64_t n) {
+  n = n < 0 ? 0 : n > LANES ? LANES : n;
+  return where_equal(load(HIDE.mark + LANES - n), set1(-INF), set1(-INF), s);
+}
+
+inline void prefetch_rows(const char* p, int64_t rows, int64_t row_bytes, int64_t bytes) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + r * row_bytes + i, 0, 2);
+}
+
+// How a tier multiplies: how panels are packed and what one depth step covers.
+template <bool PAIRS>
+struct Mode;
+template <>
+struct Mode<false> {
+  using Dot = DotF32;
+  static constexpr int DEPTH = 1;  // elements of D, or keys, per depth step
+  static constexpr int EXP_DEGREE = 5;
+};
+#ifdef CC_BF16_DOT
+template <>
+struct Mode<true> {
+  using Dot = DotBF16;
+  static constexpr int DEPTH = 2;
+  static constexpr int EXP_DEGREE = 4;  // its error is a thousandth of a bfloat16 rounding
+};
+
+inline __m512i pair_of(V low, V high) {  // per lane (bf16(low), bf16(high)), each rounded to nearest even
+  const __m512i order = _mm512_set_epi16(
+      31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+#endif
+
+template <bool PAIRS>
+struct TileAttention {
+  using M = Mode<PAIRS>;
+  using Dot = typename M::Dot;
+  static constexpr int R = ROW_VECTORS;
+
+  const AttendArgs& args;
+  const Rows& tile;
+  AttendScratch scratch;
+  int64_t rows, pos, groups, d, dv;
+  const char* q;
+  char* out;
+  float* lse;
+  V to_log2;
+
+  TileAttention(const AttendArgs& a, const Rows& t, int64_t first, Arena arena)
+      : args(a), tile(t), scratch(arena, a.shape), rows(least(CHUNK, t.rows - first)), pos(t.pos + first),
+        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, KEYS_AT_ONCE)),
+        q(t.q + first * t.q_row * item_size(a.shape.dtype)), out(t.out + first * t.out_row * item_size(a.shape.dtype)),
+        lse(t.lse + first), to_log2(set1((float)a.scale * LOG2E)) {}
+
+  void pack_queries() {
+    float* wide = scratch.rows;
+    read_rows(q, args.shape.dtype, rows, tile.q_row, args.shape.D, tile.q_dim, d, wide);
+    for (int64_t g = 0; g < groups; ++g) {
+      int64_t n = least(GROUP, rows - g * GROUP);
+      float* to = scratch.q + g * GROUP * d / M::DEPTH;
+      const float* from = wide + g * GROUP * d;
+      for (int64_t i = 0; i < d; i += M::DEPTH, to += GROUP) {
+        for (int64_t r = 0; r < GROUP; ++r) {
+          if constexpr (PAIRS) {
+            uint32_t low = 0, high = 0;  // the input is bfloat16, so the upper halves are exact
+            if (r < n) { memcpy(&low, from + r * d + i, 4); memcpy(&high, from + r * d + i + 1, 4); }
+            low = (low >> 16) | (high & 0xffff0000u);
+            memcpy(to + r, &low, 4);
+          } else {
+            to[r] = r < n ? from[r * d + i] : 0.0f;
+          }
+        }
+      }
+    }
+  }
+
+  struct Operand { const char* p; int64_t row; };  // bytes
+
+  // Keys [first, first + n) for the first product.
+  Operand keys(int64_t first, int64_t n) const {
+    int64_t size = item_size(args.shape.dtype);
+    const char* p = tile.k + first * tile.k_row * size;
+    if (tile.k_dim == 1 && args.shape.D == d && (PAIRS || args.shape.dtype == F32)) return {p, tile.k_row * size};
+    if constexpr (PAIRS) {  // odd D or strided: copied as bfloat16
+      uint16_t* to = (uint16_t*)scratch.k;
+      for (int64_t j = 0; j < n; ++j)
+        for (int64_t i = 0; i < d; ++i, ++to)
+          if (i < args.shape.D) memcpy(to, p + (j * tile.k_row + i * tile.k_dim) * 2, 2); else *to = 0;
+      return {(const char*)scratch.k, d * 2};
+    } else {
+      read_rows(p, args.shape.dtype, n, tile.k_row, args.shape.D, tile.k_dim, d, scratch.k);
+      return {(const char*)scratch.k, d * 4};
+    }
+  }
+
+  // Values [first, first + n) for the second product: rows of floats, or of (even key, odd key) pairs.
+  Operand values(int64_t first, int64_t n) const {
+    int64_t size = item_size(args.shape.dtype), dim = args.shape.Dv;
+    const char* p = tile.v + first * tile.v_row * size;
+    if (!PAIRS && args.shape.dtype == F32 && tile.v_dim == 1 && dim == dv) return {p, tile.v_row * size};
+#ifdef CC_BF16_DOT
+    if constexpr (PAIRS) {
+      uint32_t* to = (uint32_t*)scratch.v;
+      for (int64_t j = 0; j < n; j += 2, to += dv) {
+        const char *even = p + j * tile.v_row * 2, *odd = even + tile.v_row * 2;
+        bool both = j + 1 < n;
+        int64_t i = 0;
+        if (tile.v_dim == 1)
+          for (; i + 16 <= dim; i += 16) {
+            __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(even + i * 2)));
+            __m512i high = _mm512_setzero_si512();
+            if (both) high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(odd + i * 2)));
+            _mm512_storeu_si512(to + i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+          }
+        for (; i < dv; ++i) {
+          uint16_t low = 0, high = 0;
+          if (i < dim) memcpy(&low, even + i * tile.v_dim * 2, 2);
+          if (i < dim && both) memcpy(&high, odd + i * tile.v_dim * 2, 2);
+          to[i] = low | (uint32_t)high << 16;
+        }
+      }
+      return {(const char*)scratch.v, dv * 4};
+    }
+#endif
+    read_rows(p, args.shape.dtype, n, tile.v_row, dim, tile.v_dim, dv, scratch.v);
+    return {(const char*)scratch.v, dv * 4};
+  }
+
+  // S^T of J keys and one group of rows; raises `top`.
+  template <int J>
+  void score_keys(const float* q_group, Operand k, float* s, V (&top)[R]) const {
+    V acc[J][R];
+    for (int j = 0; j < J; ++j)
+      for (int r = 0; r < R; ++r) acc[j][r] = set1(0.0f);
+    panel<Dot, J, R>(q_group, d / M::DEPTH, k.p, k.row, Dot::STEP_BYTES, acc);
+    for (int j = 0; j < J; ++j)
+      for (int r = 0; r < R; ++r) {
+        store(s + j * GROUP + r * LANES, acc[j][r]);
+        top[r] = max(acc[j][r], top[r]);
+      }
+  }
+
+  // O^T += V^T P^T of J dimensions and one group of rows.
+  template <int J>
+  void add_values(const float* p, int64_t depth, Operand v, float* o) const {
+    V acc[J][R];
+    for (int j = 0; j < J; ++j)
+      for (int r = 0; r < R; ++r) acc[j][r] = load(o + j * GROUP + r * LANES);
+    panel<Dot, J, R>(p, depth, v.p, 4, v.row, acc);
+    for (int j = 0; j < J; ++j)
+      for (int r = 0; r < R; ++r) store(o + j * GROUP + r * LANES, acc[j][r]);
+  }
+
+  // Scores of n keys to weights, in place; keeps the running maximum and sum; rescales the output when the maximum moves.
+  void soften(int64_t g, float* s, int64_t n, V (&top)[R]) const {
+    float *m = scratch.m + g * GROUP, *l = scratch.l + g * GROUP, *o = scratch.o + g * GROUP * dv;
+    V shift[R], total[R];
+    bool rise = false;
+    for (int r = 0; r < R; ++r) {
+      top[r] = mul(top[r], to_log2);
+      rise |= any_above(top[r], add(load(m + r * LANES), set1(SLACK)));
+    }
+    if (rise) {
+      V factor[R];
+      for (int r = 0; r < R; ++r) {
+        V before = load(m + r * LANES), now = max(top[r], before);
+        factor[r] = where_equal(before, now, set1(1.0f), exp2(sub(before, now)));
+        store(m + r * LANES, now);
+        store(l + r * LANES, mul(load(l + r * LANES), factor[r]));
+      }
+      for (int64_t i = 0; i < dv; ++i)
+        for (int r = 0; r < R; ++r) {
+          float* at = o + i * GROUP + r * LANES;
+          store(at, mul(load(at), factor[r]));
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+      V now = load(m + r * LANES);
+      shift[r] = sub(set1(0.0f), where_equal(now, set1(-INF), set1(0.0f), now));  // a row that has seen nothing yet
+      total[r] = load(l + r * LANES);
+    }
+    for (int64_t j = 0; j < n; j += M::DEPTH) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        float* at = s + j * GROUP + r * LANES;
+        V p = exp2<M::EXP_DEGREE>(fma(load(at), to_log2, shift[r]));
+        total[r] = add(total[r], p);
+        if constexpr (!PAIRS) store(at, p);
+#ifdef CC_BF16_DOT
+        if constexpr (PAIRS) {
+          V next = set1(0.0f);
+          if (j + 1 < n) next = exp2<M::EXP_DEGREE>(fma(load(at + GROUP), to_log2, shift[r]));
+          total[r] = add(total[r], next);
+          _mm512_storeu_si512(s + j / 2 * GROUP + r * LANES, pair_of(p, next));
+        }
+#endif
+      }
+    }
+    for (int r = 0; r < R; ++r) store(l + r * LANES, total[r]);
+  }
+
+  // Some rows of the group do not see all n keys: hide those scores and take the maximum again.
+  void hide_future(float* s, int64_t first, int64_t n, int64_t row, V (&top)[R]) const {
+    for (int r = 0; r < R; ++r) {
+      top[r] = set1(-INF);
+      for (int64_t j = 0; j < n; ++j) {
+        float* at = s + j * GROUP + r * LANES;
+        V seen = hide_below(load(at), first + j - row - r * LANES);
+        store(at, seen);
+        top[r] = max(seen, top[r]);
+      }
+    }
+  }
+
+  bool finite_values(int64_t first, int64_t n) const {
+    int64_t size = item_size(args.shape.dtype), dim = args.shape.Dv;
+    V spoilt = set1(0.0f);  // x - x is zero for a number and NaN for NaN and infinities, and a NaN stays in the sum
+    for (int64_t j = 0; j < n; ++j) {
+      const char* p = tile.v + (first + j) * tile.v_row * size;
+      int64_t i = 0;
+      if (tile.v_dim == 1)
+        for (; i + LANES <= dim; i += LANES) {
+          V x = load_any(p + i * size, args.shape.dtype);
+          spoilt = add(spoilt, sub(x, x));
+        }
+      for (; i < dim; ++i) {
+        float x = read_one(p + i * tile.v_dim * size, args.shape.dtype);
+        spoilt = add(spoilt, set1(x - x));
+      }
+    }
+    return sum(spoilt) == 0.0f;
+  }
+
+  // The second product, key by key, for steps in which a non-finite value must not reach the rows that do not see it.
+  void add_values_carefully(const float* p, int64_t first, int64_t n, int64_t row, float* o) const {
+    int64_t size = item_size(args.shape.dtype);
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t r = most(0, first + j - row); r < GROUP; ++r) {
+        float weight;
+        if constexpr (PAIRS) {
+          uint32_t pair;
+          memcpy(&pair, p + j / 2 * GROUP + r, 4);
+          weight = scalar_bf16((uint16_t)(j & 1 ? pair >> 16 : pair));
+        } else {
+          weight = p[j * GROUP + r];
+        }
+        for (int64_t i = 0; i < args.shape.Dv; ++i)
+          o[i * GROUP + r] += weight * read_one(tile.v + ((first + j) * tile.v_row + i * tile.v_dim) * size, args.shape.dtype);
+      }
+  }
+
+  // One step of at most STEP keys for every group of rows; `next` are the keys of the following step, to be fetched.
+  void step(int64_t first, int64_t count, int64_t next, int64_t next_count) const {
+    int64_t size = item_size(args.shape.dtype);
+    Operand k = keys(first, count), v = values(first, count);
+    const char *next_k = tile.k + next * tile.k_row * size, *next_v = tile.v + next * tile.v_row * size;
+    for (int64_t g = 0; g < groups; ++g) {
+      int64_t row = pos + g * GROUP;
+      int64_t n = least(count, least(row + GROUP, pos + rows) - first);
+      if (n <= 0) continue;
+      V top[R];
+      for (int r = 0; r < R; ++r) top[r] = set1(-INF);
+      const float* q_group = scratch.q + g * GROUP * d / M::DEPTH;
+      int64_t j = 0;
+      for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE) {
+        if (g == 0 && j < next_count)
+          prefetch_rows(next_k + j * tile.k_row * size, least(KEYS_AT_ONCE, next_count - j), tile.k_row * size, d * size);
+        score_keys<KEYS_AT_ONCE>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
+      }
+      for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
+      bool diagonal = first + n - 1 > row;
+      if (diagonal) hide_future(scratch.s, first, n, row, top);
+      soften(g, scratch.s, n, top);
+      float* o = scratch.o + g * GROUP * dv;
+      if (diagonal && !finite_values(first, n)) {
+        add_values_carefully(scratch.s, first, n, row, o);
+        continue;
+      }
+      int64_t depth = (n + M::DEPTH - 1) / M::DEPTH, fetched = 0, share = (next_count * KEYS_AT_ONCE + dv - 1) / dv;
+      for (int64_t i = 0; i < dv; i += KEYS_AT_ONCE) {
+        if (g == 0 && fetched < next_count) {
+          prefetch_rows(next_v + fetched * tile.v_row * size, least(share, next_count - fetched), tile.v_row * size, dv * size);
+          fetched += share;
+        }
+        add_values<KEYS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP);
+      }
+    }
+  }
+
+  void finish() {
+    int64_t size = item_size(args.shape.dtype);
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t g = r / GROUP, lane = r % GROUP;
+      const float* o = scratch.o + g * GROUP * dv + lane;
+      float l = scratch.l[r], inverse = l == 0.0f ? 0.0f : 1.0f / l;
+      for (int64_t i = 0; i < args.shape.Dv; ++i) scratch.rows[i] = o[i * GROUP] * inverse;
+      write_row(out + r * tile.out_row * size, args.shape.dtype, args.shape.Dv, scratch.rows);
+      lse[r] = l == 0.0f ? -INF : LN2 * (scratch.m[r] + __builtin_log2f(l));
+    }
+  }
+
+  void run() {
+    pack_queries();
+    for (int64_t i = 0; i < CHUNK; ++i) { scratch.m[i] = -INF; scratch.l[i] = 0.0f; }
+    memset(scratch.o, 0, sizeof(float) * groups * GROUP * dv);
+    int64_t end = pos + rows;  // keys this chunk can see
+    // The kept keys as ranges: one per kept block, or a single one where every block is kept.
+    int64_t ranges = tile.idx ? tile.count : 1;
+    auto low = [&](int64_t i) { return tile.idx ? (int64_t)tile.idx[i] * tile.block : 0; };
+    auto high = [&](int64_t i) { return tile.idx ? least(low(i) + tile.block, end) : end; };
+    for (int64_t i = 0; i < ranges; ++i)
+      for (int64_t first = low(i); first < high(i); first += STEP) {
+        int64_t next = first + STEP, in = i;
+        if (next >= high(i)) next = ++in < ranges ? low(in) : 0;
+        int64_t left = in < ranges ? least(STEP, high(in) - next) : 0;
+        step(first, least(STEP, high(i) - first), next, left);
+      }
+    finish();
+  }
+};
+
+int64_t attend_scratch(const Shape& shape) {
+  Arena arena{nullptr};
+  AttendScratch scratch(arena, shape);
+  return arena.used;
+}
+
+void attend(const AttendArgs& args, const Rows& tile, char* scratch) {
+  for (int64_t first = 0; first < tile.rows; first += CHUNK) {
+#ifdef CC_BF16_DOT
+    if (args.shape.dtype == BF16) {
+      TileAttention<true>(args, tile, first, Arena{scratch}).run();
+      continue;
+    }
+#endif
+    TileAttention<false>(args, tile, first, Arena{scratch}).run();
+  }
+}
+
+}  // namespace

@@ -1,0 +1,104 @@
+// Reading rows of any type and stride into float32, and small shared helpers. Included by each tier after its simd header.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "args.h"
+#include "tier.h"
+
+namespace {
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
+inline int64_t item_size(int64_t dtype) { return dtype == F32 ? 4 : 2; }
+
+constexpr float INF = __builtin_inff();
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+// Carves aligned pieces from one scratch allocation; with a null base it only counts the bytes.
+struct Arena {
+  char* base;
+  int64_t used = 0;
+  template <class T>
+  T* take(int64_t n) {
+    T* p = base ? (T*)(base + used) : nullptr;
+    used = round_up(used + n * (int64_t)sizeof(T), 64);
+    return p;
+  }
+};
+
+inline float scalar_bf16(uint16_t h) { uint32_t u = (uint32_t)h << 16; float f; memcpy(&f, &u, 4); return f; }
+
+// One element of any type.
+inline float read_one(const char* p, int64_t dtype) {
+  if (dtype == F32) { float f; memcpy(&f, p, 4); return f; }
+  uint16_t h;
+  memcpy(&h, p, 2);
+  if (dtype == BF16) return scalar_bf16(h);
+  uint16_t lanes[LANES] = {h};
+  float wide[LANES];
+  store(wide, load_f16(lanes));
+  return wide[0];
+}
+
+inline V load_any(const char* p, int64_t dtype) {
+  if (dtype == F32) return load((const float*)p);
+  return dtype == BF16 ? load_bf16((const uint16_t*)p) : load_f16((const uint16_t*)p);
+}
+
+// Row `p` of `dim` elements, `step` apart, to float32; the rest up to `padded` is zero.
+inline void read_row(const char* p, int64_t dtype, int64_t dim, int64_t step, int64_t padded, float* to) {
+  int64_t d = 0;
+  if (step == 1)
+    for (; d + LANES <= dim; d += LANES) store(to + d, load_any(p + d * item_size(dtype), dtype));
+  for (; d < dim; ++d) to[d] = read_one(p + d * step * item_size(dtype), dtype);
+  for (; d < padded; ++d) to[d] = 0;
+}
+
+inline void read_rows(const char* p, int64_t dtype, int64_t rows, int64_t row_step, int64_t dim, int64_t step,
+                      int64_t padded, float* to) {
+  for (int64_t r = 0; r < rows; ++r) read_row(p + r * row_step * item_size(dtype), dtype, dim, step, padded, to + r * padded);
+}
+
+// `n` floats to a contiguous row of any type.
+inline void write_row(char* p, int64_t dtype, int64_t n, const float* from) {
+  int64_t d = 0;
+  for (; d + LANES <= n; d += LANES) {
+    V x = load(from + d);
+    if (dtype == F32) store((float*)p + d, x);
+    else if (dtype == BF16) store_bf16((uint16_t*)p + d, x);
+    else store_f16((uint16_t*)p + d, x);
+  }
+  if (d == n) return;
+  float wide[LANES] = {0};
+  uint16_t narrow[LANES];
+  for (int64_t i = d; i < n; ++i) wide[i - d] = from[i];
+  if (dtype == F32) { memcpy(p + d * 4, wide, (n - d) * 4); return; }
+  if (dtype == BF16) store_bf16(narrow, load(wide)); else store_f16(narrow, load(wide));
+  memcpy(p + d * 2, narrow, (n - d) * 2);
+}
+
+// 2^x for x <= about 16: a polynomial on [-1/2, 1/2] (minimax, relative error 8e-8 of degree 5, 3e-6 of degree 4) and the
+// exponent. Below -150 it is zero; a NaN stays a NaN.
+template <int DEGREE = 5>
+inline V exp2(V x) {
+  x = max(set1(-200.0f), x);
+  V n = round_even(x), r = sub(x, n), p;
+  if (DEGREE == 5) {
+    p = fma(set1(0.0013276472454890609f), r, set1(0.009675540961325169f));
+    p = fma(p, r, set1(0.05550713092088699f));
+    p = fma(p, r, set1(0.24022120237350464f));
+    p = fma(p, r, set1(0.6931469440460205f));
+    p = fma(p, r, set1(1.0000001192092896f));
+  } else {
+    p = fma(set1(0.009570102207362652f), r, set1(0.05591785907745361f));
+    p = fma(p, r, set1(0.240247443318367f));
+    p = fma(p, r, set1(0.6931217908859253f));
+    p = fma(p, r, set1(0.9999992847442627f));
+  }
+  return times_two_to(p, n);
+}
+inline float exp2(float x) { float lanes[LANES]; store(lanes, exp2(set1(x))); return lanes[0]; }
+
+}  // namespace

@@ -1,0 +1,265 @@
+#include "drivers.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "pool.h"
+#include "tier.h"
+
+namespace {
+
+const std::vector<const Kernels*>& tiers() {
+  static const std::vector<const Kernels*> found = [] {
+    std::vector<const Kernels*> list;
+#ifdef CLOSECALL_X86
+    __builtin_cpu_init();
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) list.push_back(&avx512bf16_kernels);
+    if (avx512) list.push_back(&avx512_kernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+      list.push_back(&avx2_kernels);
+#endif
+    list.push_back(&portable_kernels);
+    return list;
+  }();
+  return found;
+}
+
+const Kernels* tier(int64_t index) { return index >= 0 && index < tier_count() ? tiers()[index] : nullptr; }
+
+struct FreeAligned {
+  void operator()(void* p) const { std::free(p); }
+};
+template <class T>
+using Buffer = std::unique_ptr<T[], FreeAligned>;
+
+template <class T>
+Buffer<T> buffer(int64_t n) {
+  size_t bytes = (std::max<int64_t>(n, 1) * sizeof(T) + 63) / 64 * 64;
+  void* p = std::aligned_alloc(64, bytes);
+  if (!p) throw std::bad_alloc();
+  return Buffer<T>((T*)p);
+}
+
+int64_t item_size(int64_t dtype) { return dtype == F32 ? 4 : 2; }
+const char* at(const View& v, int64_t size, int64_t b, int64_t h, int64_t n) {
+  return (const char*)v.data + (b * v.sb + h * v.sh + n * v.sn) * size;
+}
+
+struct Tile {
+  int64_t b, t, row, rows, key, pos, sequence;
+  int64_t end() const { return pos + rows; }
+};
+
+std::vector<Tile> real_tiles(const Tiles& g, int64_t batch) {
+  std::vector<Tile> list;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t t = 0; t < g.count; ++t) {
+      int64_t i = b * g.count + t;
+      if (g.rows[i] > 0) list.push_back({b, t, g.row[i], g.rows[i], g.key[i], g.pos[i], g.sequence[i]});
+    }
+  return list;
+}
+
+// An attention item: a tile and the query heads it is computed for.
+struct Item {
+  Rows rows;
+  double work;  // multiply-adds, roughly
+  int64_t pieces;
+};
+
+Rows rows_of(const AttendArgs& a, const Tile& tile, int64_t head, int64_t heads) {
+  const Shape& s = a.shape;
+  int64_t size = item_size(s.dtype), shared = head / (s.H / s.Hkv);
+  int64_t visible = (tile.end() + a.tiles.block - 1) / a.tiles.block;
+  Rows r;
+  r.q = at(a.q, size, tile.b, head, tile.row);
+  r.q_row = a.q.sn, r.q_head = a.q.sh, r.q_dim = a.q.sd;
+  r.rows = tile.rows, r.heads = heads, r.pos = tile.pos;
+  r.k = at(a.k, size, tile.b, shared, tile.key), r.k_row = a.k.sn, r.k_dim = a.k.sd;
+  r.v = at(a.v, size, tile.b, shared, tile.key), r.v_row = a.v.sn, r.v_dim = a.v.sd;
+  r.idx = a.kv_idx ? a.kv_idx + tile.b * a.ib + head * a.ih + tile.t * a.it : nullptr;
+  r.count = visible;
+  if (r.idx) r.count = std::min<int64_t>({a.counts[tile.b * a.cb + head * a.ch + tile.t * a.ct], a.width, visible});
+  r.block = a.tiles.block;
+  r.out = (char*)at(a.out, size, tile.b, head, tile.row), r.out_row = a.out.sn, r.out_head = a.out.sh;
+  r.lse = a.lse + (tile.b * s.H + head) * a.M + tile.row, r.lse_head = a.M;
+  return r;
+}
+
+bool blocks_are_sound(const Rows& r) {
+  if (!r.idx) return true;
+  int64_t visible = (r.pos + r.rows + r.block - 1) / r.block, before = -1;
+  for (int64_t i = 0; i < r.count; ++i) {
+    if (r.idx[i] <= before || r.idx[i] >= visible) return false;
+    before = r.idx[i];
+  }
+  return true;
+}
+
+// Below this many multiply-adds a second thread costs more than it brings.
+constexpr double WORTH_A_THREAD = 2e6;
+
+int64_t useful_threads(int64_t threads, double work) {
+  return std::max<int64_t>(1, std::min<int64_t>(threads, (int64_t)(work / WORTH_A_THREAD)));
+}
+
+}  // namespace
+
+int tier_count() { return (int)tiers().size(); }
+const char* tier_name(int index) { return tiers()[index]->name; }
+
+const char* run_attend(const AttendArgs& a) {
+  const Kernels* kernels = tier(a.tier);
+  if (!kernels) return "no such tier";
+  const Shape& s = a.shape;
+  int64_t group = s.H / s.Hkv;
+  std::vector<Item> items;
+  double work = 0;
+  // Few rows: all heads that share keys go together where they keep the same blocks.
+  for (const Tile& tile : real_tiles(a.tiles, s.B)) {
+    bool few = tile.rows <= FEW_ROWS;
+    int64_t together = few && !a.kv_idx ? group : 1;
+    for (int64_t h = 0; h < s.H; h += together) {
+      Item item{rows_of(a, tile, h, together), 0, 0};
+      if (!blocks_are_sound(item.rows)) return "the selection changed while it was used";
+      double keys = std::min<double>((double)item.rows.count * a.tiles.block, (double)tile.end());
+      item.work = keys * (double)(tile.rows * together) * (double)(s.D + s.Dv) * (few ? 4 : 1);
+      int64_t per_piece = std::max<int64_t>(1, PIECE / a.tiles.block);
+      if (few) item.pieces = (item.rows.count + per_piece - 1) / per_piece;
+      work += item.work;
+      items.push_back(item);
+    }
+  }
+  int64_t threads = useful_threads(a.threads, work);
+  // With fewer items than threads (decode), the pieces of an item are shared out; else each item is one thread's.
+  bool split = (int64_t)items.size() < 4 * threads && threads > 1;
+  struct Job { int64_t item, first, last; };
+  std::vector<Job> jobs;
+  std::vector<Buffer<float>> partial(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    int64_t pieces = items[i].pieces;
+    if (split && pieces > 1) {
+      partial[i] = buffer<float>(pieces * kernels->few_partial(s, items[i].rows));
+      for (int64_t p = 0; p < pieces; ++p) jobs.push_back({(int64_t)i, p, p + 1});
+    } else {
+      jobs.push_back({(int64_t)i, 0, pieces});
+    }
+  }
+  // Longest first keeps the threads busy to the end; the order of equal ones keeps neighbours' keys in cache.
+  if (threads > 1)
+    std::stable_sort(jobs.begin(), jobs.end(), [&](const Job& x, const Job& y) { return items[x.item].work > items[y.item].work; });
+  int64_t scratch_bytes = std::max(kernels->attend_scratch(s), kernels->few_scratch(s));
+  std::vector<Buffer<char>> scratch;
+  for (int64_t w = 0; w < threads; ++w) scratch.push_back(buffer<char>(scratch_bytes));
+  parallel_for((int64_t)jobs.size(), threads, [&](int64_t j, int64_t worker) {
+    const Job& job = jobs[j];
+    const Item& item = items[job.item];
+    char* mine = scratch[worker].get();
+    if (item.rows.rows > FEW_ROWS) return kernels->attend(a, item.rows, mine);
+    if (partial[job.item]) return kernels->attend_few(a, item.rows, job.first, job.last, partial[job.item].get(), mine);
+    Buffer<float> own = buffer<float>(std::max<int64_t>(1, item.pieces) * kernels->few_partial(s, item.rows));
+    kernels->attend_few(a, item.rows, 0, item.pieces, own.get(), mine);
+    kernels->merge_few(a, item.rows, item.pieces, own.get());
+  });
+  for (size_t i = 0; i < items.size(); ++i)
+    if (partial[i]) kernels->merge_few(a, items[i].rows, items[i].pieces, partial[i].get());
+  return nullptr;
+}
+
+const char* run_rank(const RankArgs& a) {
+  const Kernels* kernels = tier(a.tier);
+  if (!kernels) return "no such tier";
+  const Shape& s = a.shape;
+  int64_t size = item_size(s.dtype), block = a.tiles.block, bytes = kernels->summary_bytes(a);
+  std::vector<Tile> tiles = real_tiles(a.tiles, s.B);
+  // The sequences of the call, each with the place of its first block's summary.
+  struct Sequence { int64_t b, key, keys, place; };
+  std::vector<Sequence> sequences;
+  std::vector<int64_t> sequence_of(tiles.size());
+  int64_t blocks = 0;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const Tile& tile = tiles[i];
+    if (i == 0 || tiles[i - 1].sequence != tile.sequence) sequences.push_back({tile.b, tile.key, 0, 0});
+    sequences.back().keys = tile.end();
+    sequence_of[i] = (int64_t)sequences.size() - 1;
+  }
+  for (Sequence& q : sequences) {
+    q.place = blocks;
+    blocks += (q.keys + block - 1) / block;
+  }
+  Buffer<char> summaries = buffer<char>(blocks * s.Hkv * bytes);
+  auto summary = [&](int64_t head, int64_t place) { return summaries.get() + (head * blocks + place) * bytes; };
+
+  struct Piece { int64_t sequence, head, first, last; };
+  std::vector<Piece> pieces;
+  for (size_t q = 0; q < sequences.size(); ++q)
+    for (int64_t h = 0; h < s.Hkv; ++h)
+      for (int64_t b = 0, n = (sequences[q].keys + block - 1) / block; b < n; b += 32)
+        pieces.push_back({(int64_t)q, h, b, std::min(b + 32, n)});
+  double key_work = 0;
+  for (const Sequence& q : sequences) key_work += (double)q.keys * (double)(s.Hkv * s.D);
+  parallel_for((int64_t)pieces.size(), useful_threads(a.threads, key_work), [&](int64_t i, int64_t) {
+    const Piece& p = pieces[i];
+    const Sequence& q = sequences[p.sequence];
+    for (int64_t b = p.first; b < p.last; ++b)
+      kernels->summarise(a, at(a.k, size, q.b, p.head, q.key + b * block), std::min(block, q.keys - b * block),
+                         summary(p.head, q.place + b));
+  });
+
+  int64_t group = s.H / s.Hkv, n_items = (int64_t)tiles.size() * s.H;
+  double work = 0;
+  for (const Tile& tile : tiles) work += (double)(tile.end() / block) * (double)(std::max<int64_t>(tile.rows, 16) * s.D * s.H);
+  int64_t threads = useful_threads(a.threads, work);
+  std::vector<Buffer<char>> scratch;
+  int64_t scratch_bytes = kernels->rank_scratch(a);
+  for (int64_t w = 0; w < threads; ++w) scratch.push_back(buffer<char>(scratch_bytes));
+  // Later tiles see more blocks: they go first, so that no thread is left with a long one at the end.
+  parallel_for(n_items, threads, [&](int64_t i, int64_t worker) {
+    int64_t which = (int64_t)tiles.size() - 1 - i / s.H, head = i % s.H;
+    const Tile& tile = tiles[which];
+    int64_t own = tile.pos / block, low = std::min(a.sinks, own);
+    int64_t out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
+    kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows,
+                  summary(head / group, sequences[sequence_of[which]].place), low, own, a.order + out, a.scores + out,
+                  scratch[worker].get());
+  });
+  return nullptr;
+}
+
+const char* run_gather(const GatherArgs& a) {
+  const Tiles& g = a.tiles;
+  std::vector<uint64_t> kept((g.n_blocks + 63) / 64);
+  for (int64_t b = 0; b < a.B; ++b)
+    for (int64_t h = 0; h < a.H; ++h)
+      for (int64_t t = 0; t < g.count; ++t) {
+        int64_t cell = (b * a.H + h) * g.count + t, i = b * g.count + t, found = 0;
+        int32_t* out = a.kv_idx + cell * a.width;
+        if (g.rows[i] > 0) {
+          int64_t own = g.pos[i] / g.block, visible = (g.pos[i] + g.rows[i] + g.block - 1) / g.block;
+          int64_t sinks = std::min(a.sinks, own), left = a.counts[b * a.cb + h * a.ch + t * a.ct] - sinks - (visible - own);
+          std::fill(kept.begin(), kept.end(), 0);
+          auto keep = [&](int64_t x) { kept[x / 64] |= 1ull << (x % 64); };
+          for (int64_t x = 0; x < sinks; ++x) keep(x);
+          for (int64_t x = own; x < visible; ++x) keep(x);
+          for (int64_t r = 0; r < std::min(left, a.order_width); ++r) {
+            int32_t x = a.order[cell * a.order_width + r];
+            if (x >= 0 && x < visible) keep(x);
+          }
+          for (size_t w = 0; w < kept.size(); ++w)
+            for (uint64_t bits = kept[w]; bits && found < a.width; bits &= bits - 1)
+              out[found++] = (int32_t)(w * 64 + __builtin_ctzll(bits));
+        }
+        std::fill(out + found, out + a.width, (int32_t)g.n_blocks);
+      }
+  return nullptr;
+}
+
+double run_peak(int64_t index, int64_t dtype, double seconds) {
+  const Kernels* kernels = tier(index);
+  return kernels ? kernels->peak(dtype, seconds) : 0.0;
+}

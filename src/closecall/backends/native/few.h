@@ -1,0 +1,161 @@
+// Attention of a few rows (decode, speculative decode, short tails): lanes along the head dimension, because a vector of
+// rows would be mostly empty. Bound by the memory that keys and values come from, so each is read once for all query heads
+// that share it.
+#pragma once
+#include "attend.h"
+
+namespace {
+
+struct FewScratch {
+  float *q, *s, *k, *v;
+  FewScratch(Arena& arena, const Shape& shape) {
+    int64_t d = round_up(shape.D, LANES), dv = round_up(shape.Dv, LANES);
+    q = arena.take<float>(FEW_ROWS * (shape.H / shape.Hkv) * d);
+    s = arena.take<float>(STEP);
+    k = arena.take<float>(STEP * d);
+    v = arena.take<float>(STEP * dv);
+  }
+};
+
+// Four dot products at a time, to have enough independent sums in flight.
+inline void dots(const float* q, const float* k, int64_t k_row, int64_t d, int64_t n, float* s) {
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4, k += 4 * k_row) {
+    V a = set1(0.0f), b = a, c = a, e = a;
+    for (int64_t i = 0; i < d; i += LANES) {
+      V x = load(q + i);
+      a = fma(x, load(k + i), a);
+      b = fma(x, load(k + k_row + i), b);
+      c = fma(x, load(k + 2 * k_row + i), c);
+      e = fma(x, load(k + 3 * k_row + i), e);
+    }
+    s[j] = sum(a); s[j + 1] = sum(b); s[j + 2] = sum(c); s[j + 3] = sum(e);
+  }
+  for (; j < n; ++j, k += k_row) {
+    V a = set1(0.0f);
+    for (int64_t i = 0; i < d; i += LANES) a = fma(load(q + i), load(k + i), a);
+    s[j] = sum(a);
+  }
+}
+
+// o[0, dv) += sum of p[j] * v[j][0, dv), eight vectors of o at a time.
+inline void weigh(const float* p, const float* v, int64_t v_row, int64_t dv, int64_t n, float* o) {
+  constexpr int AT_ONCE = 8;
+  int64_t i = 0;
+  for (; i + AT_ONCE * LANES <= dv; i += AT_ONCE * LANES) {
+    V acc[AT_ONCE];
+    for (int r = 0; r < AT_ONCE; ++r) acc[r] = load(o + i + r * LANES);
+    for (int64_t j = 0; j < n; ++j) {
+      V w = set1(p[j]);
+#pragma GCC unroll 8
+      for (int r = 0; r < AT_ONCE; ++r) acc[r] = fma(w, load(v + j * v_row + i + r * LANES), acc[r]);
+    }
+    for (int r = 0; r < AT_ONCE; ++r) store(o + i + r * LANES, acc[r]);
+  }
+  for (; i < dv; i += LANES) {
+    V acc = load(o + i);
+    for (int64_t j = 0; j < n; ++j) acc = fma(set1(p[j]), load(v + j * v_row + i), acc);
+    store(o + i, acc);
+  }
+}
+
+inline int64_t few_width(const Shape& shape) { return round_up(shape.Dv, LANES) + LANES; }  // output, then max and sum
+
+int64_t few_scratch(const Shape& shape) {
+  Arena arena{nullptr};
+  FewScratch scratch(arena, shape);
+  return arena.used;
+}
+int64_t few_partial(const Shape& shape, const Rows& tile) { return tile.heads * tile.rows * few_width(shape); }
+
+// Takes n scores and values into one row's partial result.
+inline void take_in(const AttendArgs& args, float* s, int64_t n, const float* v, int64_t v_row, float* partial) {
+  int64_t dv = round_up(args.shape.Dv, LANES);
+  float* state = partial + dv;
+  float scale = (float)args.scale * LOG2E, top = -INF;
+  for (int64_t j = 0; j < n; ++j) {
+    s[j] *= scale;
+    top = s[j] > top ? s[j] : top;
+  }
+  for (int64_t j = n; j < round_up(n, LANES); ++j) s[j] = -INF;
+  if (top > state[0]) {
+    float factor = state[0] == -INF ? 0.0f : exp2(state[0] - top);
+    state[0] = top;
+    state[1] *= factor;
+    for (int64_t i = 0; i < dv; i += LANES) store(partial + i, mul(load(partial + i), set1(factor)));
+  }
+  V shift = set1(state[0] == -INF ? 0.0f : state[0]), total = set1(0.0f);
+  for (int64_t j = 0; j < n; j += LANES) {
+    V p = exp2(sub(load(s + j), shift));
+    total = add(total, p);
+    store(s + j, p);
+  }
+  state[1] += sum(total);
+  weigh(s, v, v_row, dv, n, partial);
+}
+
+void attend_few(const AttendArgs& args, const Rows& tile, int64_t from, int64_t to, float* partial, char* memory) {
+  Arena arena{memory};
+  FewScratch scratch(arena, args.shape);
+  const Shape& shape = args.shape;
+  int64_t size = item_size(shape.dtype), d = round_up(shape.D, LANES), dv = round_up(shape.Dv, LANES);
+  int64_t all = tile.heads * tile.rows, width = few_width(shape);
+  for (int64_t h = 0; h < tile.heads; ++h)
+    read_rows(tile.q + h * tile.q_head * size, shape.dtype, tile.rows, tile.q_row, shape.D, tile.q_dim, d,
+              scratch.q + h * tile.rows * d);
+  // Rows read in place must be whole vectors of floats.
+  bool k_there = shape.dtype == F32 && tile.k_dim == 1 && shape.D == d;
+  bool v_there = shape.dtype == F32 && tile.v_dim == 1 && shape.Dv == dv;
+  int64_t per_piece = most(1, PIECE / tile.block);
+  for (int64_t piece = from; piece < to; ++piece) {
+    float* mine = partial + piece * all * width;
+    for (int64_t i = 0; i < all; ++i) {
+      memset(mine + i * width, 0, sizeof(float) * width);
+      mine[i * width + dv] = -INF;
+    }
+    for (int64_t b = piece * per_piece; b < least((piece + 1) * per_piece, tile.count); ++b) {
+      int64_t block = tile.idx ? tile.idx[b] : b;
+      int64_t low = block * tile.block, high = least(low + tile.block, tile.pos + tile.rows);
+      for (int64_t first = low; first < high; first += STEP) {
+        int64_t count = least(STEP, high - first);
+        const char *k = tile.k + first * tile.k_row * size, *v = tile.v + first * tile.v_row * size;
+        int64_t k_row = d, v_row = dv;
+        if (k_there) k_row = tile.k_row;
+        else read_rows(k, shape.dtype, count, tile.k_row, shape.D, tile.k_dim, d, scratch.k);
+        if (v_there) v_row = tile.v_row;
+        else read_rows(v, shape.dtype, count, tile.v_row, shape.Dv, tile.v_dim, dv, scratch.v);
+        for (int64_t i = 0; i < all; ++i) {
+          int64_t n = least(count, tile.pos + i % tile.rows + 1 - first);  // the keys this row sees
+          if (n <= 0) continue;
+          dots(scratch.q + i * d, k_there ? (const float*)k : scratch.k, k_row, d, n, scratch.s);
+          take_in(args, scratch.s, n, v_there ? (const float*)v : scratch.v, v_row, mine + i * width);
+        }
+      }
+    }
+  }
+}
+
+// Merges the pieces in order (so the result does not depend on who computed which) and writes the rows.
+void merge_few(const AttendArgs& args, const Rows& tile, int64_t pieces, float* partial) {
+  int64_t size = item_size(args.shape.dtype), dv = round_up(args.shape.Dv, LANES);
+  int64_t all = tile.heads * tile.rows, width = few_width(args.shape);
+  for (int64_t i = 0; i < all; ++i) {
+    float* sum = partial + i * width;
+    for (int64_t piece = 1; piece < pieces; ++piece) {
+      const float* other = partial + (piece * all + i) * width;
+      float a = sum[dv], b = other[dv], top = a > b ? a : b;
+      float keep = a == top ? 1.0f : exp2(a - top), take = b == top ? 1.0f : exp2(b - top);
+      sum[dv] = top;
+      sum[dv + 1] = sum[dv + 1] * keep + other[dv + 1] * take;
+      for (int64_t x = 0; x < dv; x += LANES)
+        store(sum + x, fma(load(other + x), set1(take), mul(load(sum + x), set1(keep))));
+    }
+    float l = pieces ? sum[dv + 1] : 0.0f, inverse = l == 0.0f ? 0.0f : 1.0f / l;
+    int64_t head = i / tile.rows, row = i % tile.rows;
+    for (int64_t x = 0; x < dv; x += LANES) store(sum + x, mul(load(sum + x), set1(inverse)));
+    write_row(tile.out + (head * tile.out_head + row * tile.out_row) * size, args.shape.dtype, args.shape.Dv, sum);
+    tile.lse[head * tile.lse_head + row] = l == 0.0f ? -INF : LN2 * (sum[dv] + __builtin_log2f(l));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,68 @@
+// The Python module: unpacks a struct from bytes, releases the interpreter, runs a driver. Stable ABI, no torch.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstring>
+#include <exception>
+
+#include "drivers.h"
+
+namespace {
+
+template <class Args, const char* (*Run)(const Args&)>
+PyObject* call(PyObject*, PyObject* packed) {
+  char* data;
+  Py_ssize_t size;
+  if (PyBytes_AsStringAndSize(packed, &data, &size) < 0) return nullptr;
+  if (size != (Py_ssize_t)sizeof(Args))
+    return PyErr_Format(PyExc_SystemError, "expected %zd bytes of arguments, got %zd", (Py_ssize_t)sizeof(Args), size);
+  Args args;
+  std::memcpy(&args, data, sizeof args);
+  const char* problem = nullptr;
+  bool no_memory = false;
+  Py_BEGIN_ALLOW_THREADS;
+  try {
+    problem = Run(args);
+  } catch (const std::exception&) {
+    no_memory = true;  // the drivers throw nothing else
+  }
+  Py_END_ALLOW_THREADS;
+  if (no_memory) return PyErr_NoMemory();
+  if (problem) return PyErr_Format(PyExc_RuntimeError, "closecall native: %s", problem);
+  Py_RETURN_NONE;
+}
+
+PyObject* tiers(PyObject*, PyObject*) {
+  PyObject* list = PyList_New(0);
+  for (int i = 0; list && i < tier_count(); ++i) {
+    PyObject* name = PyUnicode_FromString(tier_name(i));
+    if (!name || PyList_Append(list, name) < 0) Py_CLEAR(list);
+    Py_XDECREF(name);
+  }
+  return list;
+}
+
+PyObject* peak(PyObject*, PyObject* args) {
+  long long tier, dtype;
+  double seconds, rate;
+  if (!PyArg_ParseTuple(args, "LLd", &tier, &dtype, &seconds)) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  rate = run_peak(tier, dtype, seconds);
+  Py_END_ALLOW_THREADS;
+  return PyFloat_FromDouble(rate);
+}
+
+PyMethodDef methods[] = {
+    {"attend", call<AttendArgs, run_attend>, METH_O, "attend(packed AttendArgs)"},
+    {"rank", call<RankArgs, run_rank>, METH_O, "rank(packed RankArgs)"},
+    {"gather", call<GatherArgs, run_gather>, METH_O, "gather(packed GatherArgs)"},
+    {"tiers", tiers, METH_NOARGS, "Names of the tiers this machine can run, best first."},
+    {"peak", peak, METH_VARARGS, "peak(tier, dtype, seconds): FLOP/s of one core from registers."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "closecall's CPU kernels.", -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&module); }

@@ -1,0 +1,320 @@
+// Block summaries, tile scores and the ranking of one tile, fused: the scores of a tile live in scratch and nowhere else.
+//
+// Quest's score of a row and a block is sum_d q_d * (q_d > 0 ? kmax_d : kmin_d). The side taken depends on the row and the
+// coordinate only, so it is packed with the queries as lane masks; choosing the side then costs a blend beside each
+// multiply-add instead of a second multiply-add (the [max(q,0), min(q,0)] . [kmax; kmin] form of depth 2D).
+#pragma once
+#include "dot.h"
+
+namespace {
+
+constexpr int SCORE_GROUP = SCORE_VECTORS * LANES;
+
+// Whether summaries are kept as bfloat16, exactly: the minimum and maximum of bfloat16 keys are keys. A mean is not.
+inline bool paired(const RankArgs& a) {
+#ifdef CC_BF16_DOT
+  return a.shape.dtype == BF16 && a.scorer == QUEST;
+#else
+  (void)a;
+  return false;
+#endif
+}
+inline int64_t padded_dim(const RankArgs& a) { return round_up(a.shape.D, LANES); }
+
+int64_t summary_bytes(const RankArgs& a) {
+  return padded_dim(a) * (paired(a) ? 2 : 4) * (a.scorer == QUEST ? 2 : 1);
+}
+
+// A block's mean key, or its largest and then its smallest coordinates; a NaN among them makes its coordinate NaN.
+void summarise(const RankArgs& a, const char* keys, int64_t n, char* summary) {
+  int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
+  for (int64_t i = 0; i < d; i += LANES) {
+    int64_t dims = least(LANES, a.shape.D - i);
+    V total = set1(0.0f), high = set1(-INF), low = set1(INF), spoilt = set1(0.0f);
+    for (int64_t j = 0; j < n; ++j) {
+      const char* p = keys + (j * a.k.sn + i * a.k.sd) * size;
+      V x;
+      if (dims == LANES && a.k.sd == 1) {
+        x = load_any(p, dtype);
+      } else {
+        float row[LANES];
+        read_row(p, dtype, dims, a.k.sd, LANES, row);
+        x = load(row);
+      }
+      if (a.scorer == MEAN) {
+        total = add(total, x);
+      } else {
+        spoilt = nan_where_nan(x, x, spoilt);
+        high = max(x, high);
+        low = min(x, low);
+      }
+    }
+    if (a.scorer == MEAN) {
+      float sums[LANES];
+      store(sums, total);
+      for (int lane = 0; lane < LANES; ++lane) sums[lane] /= (float)n;  // rounded as the reference rounds it
+      memcpy(summary + i * 4, sums, sizeof sums);
+      continue;
+    }
+    high = add(high, spoilt);
+    low = add(low, spoilt);
+    if (dims < LANES) {  // padding scores nothing
+      float lanes[LANES];
+      V* sides[] = {&high, &low};
+      for (V* side : sides) {
+        store(lanes, *side);
+        for (int64_t x = dims; x < LANES; ++x) lanes[x] = 0.0f;
+        *side = load(lanes);
+      }
+    }
+    if (paired(a)) {
+      store_bf16((uint16_t*)summary + i, high);
+      store_bf16((uint16_t*)summary + d + i, low);
+    } else {
+      store((float*)summary + i, high);
+      store((float*)summary + d + i, low);
+    }
+  }
+}
+
+struct RankScratch {
+  float *rows, *q, *scores;
+  char* sides;
+  uint32_t* ordered;
+  uint64_t *keys, *sorted;
+  RankScratch(Arena& arena, const RankArgs& a) {
+    int64_t d = padded_dim(a);
+    rows = arena.take<float>(CHUNK * d);
+    q = arena.take<float>(CHUNK * d);
+    sides = arena.take<char>(d * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4));
+    scores = arena.take<float>(a.tiles.n_blocks + BLOCKS_AT_ONCE);
+    ordered = arena.take<uint32_t>(a.tiles.n_blocks + LANES);
+    keys = arena.take<uint64_t>(a.width + 1);
+    sorted = arena.take<uint64_t>(a.width + 1);
+  }
+};
+
+int64_t rank_scratch(const RankArgs& a) {
+  Arena arena{nullptr};
+  RankScratch scratch(arena, a);
+  return arena.used;
+}
+
+// The four ways a panel of queries meets the summaries.
+struct ScoreMean {
+  static constexpr bool PAIRS = false;
+  template <int J>
+  static void run(const float* q, const char*, int64_t d, const char* summary, int64_t stride, V (&acc)[J][SCORE_VECTORS]) {
+    panel<DotF32, J, SCORE_VECTORS>(q, d, summary, stride, 4, acc);
+  }
+};
+
+struct ScoreQuest {
+  static constexpr bool PAIRS = false;
+  template <int J>
+  static void run(const float* q, const char* sides, int64_t d, const char* summary, int64_t stride,
+                  V (&acc)[J][SCORE_VECTORS]) {
+    const char* low = summary + d * 4;
+    for (int64_t i = 0; i < d; ++i, q += SCORE_GROUP, sides += SCORE_VECTORS * sizeof(Side)) {
+      V x[SCORE_VECTORS];
+      Side side[SCORE_VECTORS];
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r) {
+        x[r] = load(q + r * LANES);
+        memcpy(&side[r], sides + r * sizeof(Side), sizeof(Side));
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < J; ++j) {
+        V yes = DotF32::one(summary + j * stride + i * 4), no = DotF32::one(low + j * stride + i * 4);
+#pragma GCC unroll 8
+        for (int r = 0; r < SCORE_VECTORS; ++r) acc[j][r] = fma(x[r], pick(side[r], yes, no), acc[j][r]);
+      }
+    }
+  }
+};
+
+#ifdef CC_BF16_DOT
+struct ScoreQuestPairs {
+  static constexpr bool PAIRS = true;
+  template <int J>
+  static void run(const float* q, const char* sides, int64_t d, const char* summary, int64_t stride,
+                  V (&acc)[J][SCORE_VECTORS]) {
+    const char* low = summary + d * 2;
+    for (int64_t i = 0; i < d; i += 2, q += SCORE_GROUP, sides += SCORE_VECTORS * 4) {
+      __m512i x[SCORE_VECTORS];
+      __mmask32 side[SCORE_VECTORS];
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r) {
+        x[r] = DotBF16::lanes(q + r * LANES);
+        memcpy(&side[r], sides + r * 4, 4);
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < J; ++j) {
+        __m512i yes = DotBF16::one(summary + j * stride + i * 2), no = DotBF16::one(low + j * stride + i * 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < SCORE_VECTORS; ++r)
+          acc[j][r] = DotBF16::mac(x[r], _mm512_mask_blend_epi16(side[r], no, yes), acc[j][r]);
+      }
+    }
+  }
+};
+#endif
+
+// Packs up to SCORE_GROUP rows. Lanes without a row repeat the first one, which no maximum notices; for a mean they are zero.
+template <bool PAIRS>
+void pack_rows(const RankArgs& a, const float* rows, int64_t n, const RankScratch& scratch) {
+  int64_t d = padded_dim(a);
+  float filler = a.aggregate == AGG_MAX ? 1.0f : 0.0f;
+  float* q = scratch.q;
+  char* sides = scratch.sides;
+  for (int64_t i = 0; i < d; i += PAIRS ? 2 : 1) {
+    for (int r = 0; r < SCORE_VECTORS; ++r, q += LANES) {
+      float even[LANES], odd[LANES];
+      for (int lane = 0; lane < LANES; ++lane) {
+        int64_t row = r * LANES + lane;
+        even[lane] = row < n ? rows[row * d + i] : filler * rows[i];
+        if (PAIRS) odd[lane] = row < n ? rows[row * d + i + 1] : filler * rows[i + 1];
+      }
+#ifdef CC_BF16_DOT
+      if constexpr (PAIRS) {  // bit 2 lane for the even coordinate, 2 lane + 1 for the odd one
+        uint32_t side = 0;
+        for (int lane = 0; lane < LANES; ++lane)
+          side |= (uint32_t)(even[lane] > 0.0f) << 2 * lane | (uint32_t)(odd[lane] > 0.0f) << (2 * lane + 1);
+        __m512i low = _mm512_srli_epi32(_mm512_castps_si512(load(even)), 16);
+        __m512i high = _mm512_and_si512(_mm512_castps_si512(load(odd)), _mm512_set1_epi32((int)0xffff0000u));
+        _mm512_storeu_si512(q, _mm512_or_si512(low, high));
+        memcpy(sides, &side, 4);
+        sides += 4;
+        continue;
+      }
+#endif
+      V x = load(even);
+      store(q, x);
+      Side side = positive(x);
+      memcpy(sides, &side, sizeof side);
+      sides += sizeof side;
+    }
+  }
+}
+
+template <class Score, int J>
+inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride, float* out) {
+  V acc[J][SCORE_VECTORS];
+  for (int j = 0; j < J; ++j)
+    for (int r = 0; r < SCORE_VECTORS; ++r) acc[j][r] = set1(0.0f);
+  Score::template run<J>(scratch.q, scratch.sides, padded_dim(a), summary, stride, acc);
+  for (int j = 0; j < J; ++j) {
+    if (a.aggregate == AGG_MEAN) {
+      V total = acc[j][0];
+      for (int r = 1; r < SCORE_VECTORS; ++r) total = add(total, acc[j][r]);
+      out[j] += sum(total);
+      continue;
+    }
+    V top = set1(-INF);  // max(x, top) is top where x is NaN: a NaN row has no say
+    for (int r = 0; r < SCORE_VECTORS; ++r) top = max(acc[j][r], top);
+    float best = largest(top);
+    out[j] = best > out[j] ? best : out[j];
+  }
+}
+
+template <class Score>
+void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summaries, int64_t n, const RankScratch& scratch) {
+  int64_t d = padded_dim(a), size = item_size(a.shape.dtype), stride = summary_bytes(a);
+  for (int64_t j = 0; j < n; ++j) scratch.scores[j] = a.aggregate == AGG_MAX ? -INF : 0.0f;
+  for (int64_t first = 0; first < rows; first += SCORE_GROUP) {
+    int64_t here = least(SCORE_GROUP, rows - first);
+    read_rows(q + first * a.q.sn * size, a.shape.dtype, here, a.q.sn, a.shape.D, a.q.sd, d, scratch.rows);
+    pack_rows<Score::PAIRS>(a, scratch.rows, here, scratch);
+    int64_t j = 0;
+    for (; j + BLOCKS_AT_ONCE <= n; j += BLOCKS_AT_ONCE)
+      score_blocks<Score, BLOCKS_AT_ONCE>(a, scratch, summaries + j * stride, stride, scratch.scores + j);
+    for (; j < n; ++j) score_blocks<Score, 1>(a, scratch, summaries + j * stride, stride, scratch.scores + j);
+  }
+  // A positive scale does not change a maximum, rounding included, so it can wait until here.
+  float scale = (float)a.scale;
+  for (int64_t j = 0; j < n; ++j) {
+    float x = scratch.scores[j] * scale;
+    if (a.aggregate == AGG_MEAN) x /= (float)rows;
+    scratch.scores[j] = x == x ? x : -INF;
+  }
+}
+
+// Floats to integers of the same order. The two zeros are one value.
+inline uint32_t ordered_bits(float x) {
+  x += 0.0f;
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+// The `want` largest scores, largest first, ties to the lower block: the want-th largest value by bisection over its bits
+// (each step is one counting pass that vectorises), then everything above it and the first of its ties, then a sort.
+void take_best(const RankScratch& scratch, int64_t n, int64_t want, int64_t first_block, int32_t* order, float* scores) {
+  uint32_t* ordered = scratch.ordered;
+  for (int64_t j = 0; j < n; ++j) ordered[j] = ordered_bits(scratch.scores[j]);
+  int64_t n_padded = round_up(n, LANES);
+  for (int64_t j = n; j < n_padded; ++j) ordered[j] = 0;  // below every score: no number maps to 0
+  uint32_t cut = 0;
+  if (n > want)
+    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
+      uint32_t tried = cut | bit;
+      uint32_t count = 0;
+      for (int64_t j = 0; j < n_padded; ++j) count += ordered[j] >= tried;
+      if (count >= want) cut = tried;
+    }
+  int64_t above = 0, found = 0;
+  for (int64_t j = 0; j < n; ++j) above += ordered[j] > cut;
+  int64_t ties = want - above;  // may exceed the ties there are when everything is taken
+  for (int64_t j = 0; j < n; ++j) {
+    bool tie = ordered[j] == cut && ties > 0;
+    ties -= tie;
+    scratch.keys[found] = (uint64_t)ordered[j] << 32 | (uint32_t)~(uint32_t)j;
+    found += ordered[j] > cut || tie;
+  }
+  uint64_t* sorted = scratch.sorted;
+  if (found <= 512) {  // distinct keys: each goes to the place that counting says
+    for (int64_t i = 0; i < found; ++i) {
+      int64_t place = 0;
+      for (int64_t j = 0; j < found; ++j) place += scratch.keys[j] > scratch.keys[i];
+      sorted[place] = scratch.keys[i];
+    }
+  } else {  // heap sort: smallest to the end
+    uint64_t* heap = scratch.keys;
+    auto sift = [&](int64_t at, int64_t size) {
+      for (int64_t child; (child = 2 * at + 1) < size; at = child) {
+        if (child + 1 < size && heap[child + 1] < heap[child]) ++child;
+        if (heap[at] <= heap[child]) return;
+        uint64_t t = heap[at]; heap[at] = heap[child]; heap[child] = t;
+      }
+    };
+    for (int64_t i = found / 2; i-- > 0;) sift(i, found);
+    for (int64_t size = found; size > 0;) {
+      sorted[size - 1] = heap[0];
+      heap[0] = heap[--size];
+      sift(0, size);
+    }
+  }
+  for (int64_t i = 0; i < found; ++i) {
+    int64_t j = (uint32_t)~(uint32_t)sorted[i];
+    order[i] = (int32_t)(first_block + j);
+    scores[i] = scratch.scores[j];
+  }
+}
+
+void rank(const RankArgs& a, const char* q, int64_t rows, const char* summaries, int64_t low, int64_t high, int32_t* order,
+          float* scores, char* memory) {
+  Arena arena{memory};
+  RankScratch scratch(arena, a);
+  for (int64_t i = 0; i < a.width; ++i) { order[i] = (int32_t)a.tiles.n_blocks; scores[i] = -INF; }
+  int64_t n = high - low;
+  if (n <= 0) return;
+  const char* from = summaries + low * summary_bytes(a);
+  if (a.scorer == MEAN) score_tile<ScoreMean>(a, q, rows, from, n, scratch);
+#ifdef CC_BF16_DOT
+  else if (paired(a)) score_tile<ScoreQuestPairs>(a, q, rows, from, n, scratch);
+#endif
+  else score_tile<ScoreQuest>(a, q, rows, from, n, scratch);
+  take_best(scratch, n, least(n, a.width), low, order, scores);
+}
+
+}  // namespace

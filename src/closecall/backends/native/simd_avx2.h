@@ -1,0 +1,64 @@
+// 8 lanes of float32.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+using V = __m256;
+constexpr int LANES = 8;
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4;      // 16 registers: 8 accumulators hide the latency of 2 FMA pipes
+constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
+
+inline V load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, V a) { _mm256_storeu_ps(p, a); }
+inline V set1(float x) { return _mm256_set1_ps(x); }
+inline V add(V a, V b) { return _mm256_add_ps(a, b); }
+inline V sub(V a, V b) { return _mm256_sub_ps(a, b); }
+inline V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+inline V max(V a, V b) { return _mm256_max_ps(a, b); }
+inline V min(V a, V b) { return _mm256_min_ps(a, b); }
+inline bool any_above(V a, V b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+inline V where_equal(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
+inline V nan_where_nan(V a, V b, V otherwise) {
+  return _mm256_blendv_ps(otherwise, _mm256_set1_ps(__builtin_nanf("")), _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+}
+inline float sum(V a) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+inline float largest(V a) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+inline V round_even(V a) { return _mm256_round_ps(a, 0x08); }
+inline V times_two_to(V a, V n) {  // by the exponent bits; to zero below the normal range
+  __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(max(set1(-126.0f), n)), 23);
+  V r = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), e));
+  return _mm256_andnot_ps(_mm256_cmp_ps(n, set1(-125.5f), _CMP_LT_OQ), r);
+}
+
+inline V load_bf16(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline V load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_f16(uint16_t* p, V a) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a, 0)); }
+inline void store_bf16(uint16_t* p, V a) {
+  __m256i u = _mm256_castps_si256(a);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), nan);
+  __m128i low = _mm256_castsi256_si128(r), high = _mm256_extracti128_si256(r, 1);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
+}
+
+using Side = V;  // the queries themselves: their sign decides
+inline Side positive(V a) { return _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_GT_OQ); }
+inline V pick(Side s, V yes, V no) { return _mm256_blendv_ps(no, yes, s); }
+
+}  // namespace

@@ -1,0 +1,55 @@
+// 16 lanes of float32. Included by both AVX-512 tiers.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+using V = __m512;
+constexpr int LANES = 16;
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 8;         // attention: 16 accumulators of 32 registers
+constexpr int SCORE_VECTORS = 4, BLOCKS_AT_ONCE = 6;     // scoring: 24 accumulators
+
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
+inline V set1(float x) { return _mm512_set1_ps(x); }
+inline V add(V a, V b) { return _mm512_add_ps(a, b); }
+inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+inline V max(V a, V b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+inline V min(V a, V b) { return _mm512_min_ps(a, b); }
+inline bool any_above(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+inline V where_equal(V a, V b, V yes, V no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
+}
+inline V nan_where_nan(V a, V b, V otherwise) {  // NaN where a or b is
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q), otherwise, _mm512_set1_ps(__builtin_nanf("")));
+}
+inline float sum(V a) { return _mm512_reduce_add_ps(a); }
+inline float largest(V a) { return _mm512_reduce_max_ps(a); }
+inline V round_even(V a) { return _mm512_roundscale_ps(a, 0x08); }
+inline V times_two_to(V a, V n) { return _mm512_scalef_ps(a, n); }  // n whole; underflows to zero by itself
+
+inline V load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline V load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_f16(uint16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, 0)); }
+inline void store_bf16(uint16_t* p, V a) {  // to nearest even; a NaN stays one
+  __m512i u = _mm512_castps_si512(a);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  r = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), r, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
+}
+
+// One side or the other by a lane mask made when the queries are packed: cheaper than a second multiply-add.
+using Side = __mmask16;
+inline Side positive(V a) { return _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_GT_OQ); }
+inline V pick(Side s, V yes, V no) {  // the integer form of the blend runs beside the multiply-adds, the float form does not
+  return _mm512_castsi512_ps(_mm512_mask_blend_epi32(s, _mm512_castps_si512(no), _mm512_castps_si512(yes)));
+}
+
+}  // namespace

@@ -1,0 +1,97 @@
+"""The specification in plain PyTorch: read it beside the paper. Slow, on any device, in float32 (or float64) throughout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..geometry import Geometry
+from ..policy import Policy
+from ..rules import Ranked
+from ..scorers import AGGREGATES, accumulator
+from ..selection import Selection, gather_kept
+from . import empty_outputs
+
+__all__ = ["attend", "gather_kept", "rank", "tile_scores", "why_not"]
+
+
+def why_not(q: Tensor) -> str | None:
+    return None
+
+
+def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Tensor:
+    """`[B, H, T, n_blocks]` in float32, -inf for blocks a tile does not see (Steps 1 and 2, Eq. 1 to 3)."""
+    assert policy.scorer is not None
+    batch, heads, _, _ = q.shape
+    scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
+    for b, tiles, _, keys in geometry.spans():
+        # Query head h reads key head h // (H // Hkv): one axis for the key heads, one for the queries that share them.
+        grouped = q[b].unflatten(0, (k.shape[1], -1))
+        summary = tuple(s[:, None] for s in policy.scorer.summarise(k[b, :, keys], policy.block))
+        for t in range(tiles.start, tiles.stop):
+            first, n = int(geometry.row[b, t]), int(geometry.rows[b, t])
+            seen = int(geometry.visible[b, t])
+            rows = grouped[:, :, first : first + n]
+            per_row = scale * policy.scorer.row_scores(rows, tuple(s[..., :seen, :] for s in summary))
+            per_tile = AGGREGATES[policy.aggregate](per_row).flatten(0, 1)
+            scores[b, :, t, :seen] = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    return scores
+
+
+def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+    scores = tile_scores(q, k, policy, geometry, scale)
+    width = policy.rule.limit(geometry.n_blocks)
+    # Sorting in two stable passes: by score, ties to the lower index; then forced and invisible blocks to the end, so
+    # that even a block of score -inf that may be kept stands before those that may not.
+    block = torch.arange(geometry.n_blocks, device=q.device)
+    free = (block < geometry.visible.to(q.device)[..., None]) & ~geometry.forced_mask(policy.sinks).to(q.device)
+    free = free[:, None].expand_as(scores)
+    by_score, order = scores.sort(dim=-1, descending=True, stable=True)
+    put_last = (~free).gather(-1, order).to(torch.int8).sort(dim=-1, stable=True)
+    taken = put_last.indices[..., :width]
+    out = put_last.values[..., :width].bool()
+    return Ranked(
+        order=order.gather(-1, taken).masked_fill(out, geometry.n_blocks).to(torch.int32),
+        scores=by_score.gather(-1, taken).masked_fill(out, -torch.inf),
+        visible=geometry.visible.to(q.device),
+        forced=geometry.forced(policy.sinks).to(q.device),
+        sequence=geometry.sequence.to(q.device),
+    )
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+) -> tuple[Tensor, Tensor]:
+    wide = accumulator(q.dtype)
+    out, lse = empty_outputs(q, v)
+    block = torch.arange(geometry.n_blocks + 1, device=q.device)  # one more column for the sentinel
+    for b, t, rows, keys, pos in geometry.tiles():
+        n = keys.stop - keys.start
+        position = torch.arange(n, device=q.device)
+        sees = position <= torch.arange(pos, n, device=q.device)[:, None]  # causal, aligned to the end: [rows, keys]
+        for h in range(q.shape[1]):
+            shared = h // (q.shape[1] // k.shape[1])
+            if selection is None:
+                mask = sees
+            else:
+                kept = selection.kv_idx[b, h, t, : int(selection.counts[b, h, t])]
+                mask = sees & torch.isin(block, kept)[position // geometry.block]
+            logits = scale * (q[b, h, rows].to(wide) @ k[b, shared, keys].to(wide).T)
+            logits = logits.masked_fill(~mask, -torch.inf)
+            top = logits.amax(-1, keepdim=True)
+            weights = (logits - top.clamp(min=torch.finfo(wide).min)).exp()
+            total = weights.sum(-1, keepdim=True)
+            # A key that a row does not see must not reach it even as 0 * NaN.
+            weighted = _masked_product(weights, v[b, shared, keys].to(wide), mask)
+            out[b, h, rows] = torch.where(total == 0, 0.0, weighted / total).to(q.dtype)
+            lse[b, h, rows] = torch.where(total == 0, -torch.inf, top + total.log())[:, 0].to(lse.dtype)
+    return out, lse
+
+
+def _masked_product(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """weights @ values in which unseen values count for nothing, even where they are NaN or infinite."""
+    odd = ~values.isfinite().all(-1)
+    product = weights[:, ~odd] @ values[~odd]
+    for j in odd.nonzero()[:, 0].tolist():
+        product += torch.where(mask[:, j, None], weights[:, j, None] * values[j], 0.0)
+    return product

@@ -1,0 +1,65 @@
+"""Argument checks shared by the public functions. Each error names the argument, what it got, and what to do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _check_tensors(named: dict[str, Tensor]) -> None:
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be 4-D [batch, heads, length, dim], got shape {list(x.shape)}")
+        if 0 in x.shape:
+            raise ValueError(f"{name} has an empty dimension: shape {list(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float32, bfloat16 or float16, got {x.dtype}: convert it with .to()")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires gradients and closecall is forward only: call it under torch.no_grad()")
+    first, q = next(iter(named.items()))
+    for name, x in named.items():
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype} but {first} is {q.dtype}: convert them to one type")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} but {first} is on {q.device}: move them to one device")
+        if x.shape[0] != q.shape[0]:
+            raise ValueError(f"{name} has batch {x.shape[0]} but {first} has {q.shape[0]}: they must be equal")
+
+
+def _check_heads(q: Tensor, k: Tensor) -> None:
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q has head dim {q.shape[3]} but k has {k.shape[3]}: they must be equal")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"q has {q.shape[1]} heads, not a multiple of the {k.shape[1]} key heads")
+    if q.shape[2] > k.shape[2]:
+        raise ValueError(
+            f"q has {q.shape[2]} rows but k only {k.shape[2]} keys: row i sits at key N - M + i, so M must be at most N"
+        )
+
+
+def check_qk(q: Tensor, k: Tensor) -> None:
+    _check_tensors({"q": q, "k": k})
+    _check_heads(q, k)
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    _check_tensors({"q": q, "k": k, "v": v})
+    _check_heads(q, k)
+    if v.shape[1:3] != k.shape[1:3]:
+        raise ValueError(
+            f"v has {v.shape[1]} heads and {v.shape[2]} keys but k has {k.shape[1]} and {k.shape[2]}: they must be equal"
+        )
+
+
+def check_scale(scale: float | None, dim: int) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(dim)
+    if not math.isfinite(scale) or scale <= 0:
+        raise ValueError(f"scale must be a positive number (None means 1/sqrt(head dim)), got {scale!r}")
+    return float(scale)

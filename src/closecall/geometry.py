@@ -1,0 +1,178 @@
+"""Where each tile's rows and keys lie: one plan for whole, chunked, padded and packed calls.
+
+A *sequence* is a run of real keys in one batch row of the buffer, with the queries of its last positions. Its block grid
+starts at its first real key and its tile grid at its first real query row, so padding and neighbours change nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """The tiles of one call. All tensors are int64 `[B, T]`; a tile with `rows == 0` does not exist."""
+
+    q_len: int  # M and N of the buffers this plan was made for
+    k_len: int
+    block: int
+    tile: int
+    n_blocks: int  # of the longest sequence; also the sentinel in kv_idx
+    row: Tensor  # first query row in the buffer
+    rows: Tensor  # number of real query rows
+    key: Tensor  # first real key of the tile's sequence in the buffer
+    pos: Tensor  # position of the tile's first row among the sequence's keys
+    sequence: Tensor  # id of the tile's sequence, unique over the whole batch
+    whole: bool  # one sequence per batch row that fills the buffer
+
+    @property
+    def batch(self) -> int:
+        return self.row.shape[0]
+
+    @property
+    def n_tiles(self) -> int:
+        return self.row.shape[1]
+
+    @property
+    def exists(self) -> Tensor:
+        return self.rows > 0
+
+    @functools.cached_property
+    def end(self) -> Tensor:
+        """One past the position of the tile's last row: how many keys the tile may see at all."""
+        return self.pos + self.rows
+
+    @functools.cached_property
+    def visible(self) -> Tensor:
+        """Number of blocks that start at or before the tile's last row."""
+        return torch.where(self.exists, (self.end + self.block - 1) // self.block, 0)
+
+    def first_own(self) -> Tensor:
+        """The first block that overlaps the tile's own rows."""
+        return torch.where(self.exists, self.pos // self.block, 0)
+
+    def forced(self, sinks: int) -> Tensor:
+        """Number of forced blocks: the first `sinks` ones and every block overlapping the tile's own rows."""
+        own = self.first_own()
+        return self.visible - own + own.clamp(max=sinks)
+
+    def forced_mask(self, sinks: int) -> Tensor:
+        """bool `[B, T, n_blocks]`: the forced blocks."""
+        block = torch.arange(self.n_blocks, device=self.row.device)
+        sink_or_own = (block < sinks) | (block >= self.first_own()[..., None])
+        return sink_or_own & (block < self.visible[..., None])
+
+    def tiles(self) -> list[tuple[int, int, slice, slice, int]]:
+        """(batch row, tile, its query rows, the keys it may see, position of its first row) of every real tile."""
+        listed = zip(*(x.tolist() for x in (self.row, self.rows, self.key, self.pos)), strict=True)
+        return [
+            (b, t, slice(row, row + rows), slice(key, key + pos + rows), pos)
+            for b, per_batch in enumerate(listed)
+            for t, (row, rows, key, pos) in enumerate(zip(*per_batch, strict=True))
+            if rows
+        ]
+
+    def spans(self) -> list[tuple[int, slice, slice, slice]]:
+        """(batch row, tiles, query rows, keys) of every sequence that has queries."""
+        found: dict[int, list[tuple[int, int, slice, slice]]] = {}
+        ids = self.sequence.tolist()
+        for b, t, rows, keys, _ in self.tiles():
+            found.setdefault(ids[b][t], []).append((b, t, rows, keys))
+        return [
+            (ts[0][0], slice(ts[0][1], ts[-1][1] + 1), slice(ts[0][2].start, ts[-1][2].stop), ts[-1][3])
+            for ts in found.values()
+        ]
+
+
+def _build(q_len: int, k_len: int, block: int, tile: int, spans: list[list[tuple[int, int, int, int]]]) -> Geometry:
+    """From, per batch row, its sequences as (first row, rows, first key, keys)."""
+    tiles = []
+    number = 0
+    for sequences in spans:
+        mine = []
+        for row, rows, key, keys in sequences:
+            for at in range(0, rows, tile):
+                mine.append((row + at, min(tile, rows - at), key, keys - rows + at, number))
+            number += 1
+        tiles.append(mine)
+    width = max(1, max(map(len, tiles)))
+    padded = [mine + [(0, 0, 0, 0, -1)] * (width - len(mine)) for mine in tiles]
+    table = torch.tensor(padded, dtype=torch.int64)  # [B, T, 5]
+    longest = max((keys for sequences in spans for _, _, _, keys in sequences), default=1)
+    row_, rows_, key_, pos_, sequence_ = (c.contiguous() for c in table.unbind(-1))
+    return Geometry(
+        q_len, k_len, block, tile, -(-longest // block), row_, rows_, key_, pos_, sequence_,
+        whole=all(s == [(0, q_len, 0, k_len)] for s in spans),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _whole(batch: int, q_len: int, k_len: int, block: int, tile: int) -> Geometry:
+    return _build(q_len, k_len, block, tile, [[(0, q_len, 0, k_len)]] * batch)
+
+
+def _from_padding(q_len: int, block: int, tile: int, key_padding: Tensor) -> Geometry:
+    mask = key_padding.cpu()
+    k_len = mask.shape[1]
+    first = mask.int().argmax(1)
+    count = mask.sum(1)
+    holes = (mask.int().diff(dim=1) == 1).sum(1) + mask[:, 0].int() > 1
+    if bool(holes.any()):
+        at = int(holes.nonzero()[0])
+        raise ValueError(
+            f"key_padding[{at}] has padding between real keys: real keys must be one run per sequence "
+            "(pad on the left or on the right, or pack with cu_seqlens)"
+        )
+    offset = k_len - q_len
+    spans = []
+    for start, keys in zip(first.tolist(), count.tolist(), strict=True):
+        low, high = max(0, start - offset), min(q_len, start + keys - offset)
+        # Rows align to the end of the *buffer*: row i sits at key N - M + i, so a real row's own key is real too.
+        spans.append([(low, high - low, start, keys)] if keys and high > low else [])
+    return _build(q_len, k_len, block, tile, spans)
+
+
+def _from_packed(length: int, block: int, tile: int, cu_seqlens: Tensor) -> Geometry:
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != length or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(f"cu_seqlens must rise from 0 to the packed length {length}, got {bounds}")
+    spans = [(a, b - a, a, b - a) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    return _build(length, length, block, tile, [spans])
+
+
+def plan(
+    batch: int,
+    q_len: int,
+    k_len: int,
+    block: int,
+    tile: int,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Geometry:
+    """The geometry of a call with `q [batch, H, q_len, D]` and `k [batch, Hkv, k_len, D]`."""
+    if key_padding is not None and cu_seqlens is not None:
+        raise ValueError("key_padding and cu_seqlens exclude each other: packed sequences have no padding")
+    if key_padding is not None:
+        if key_padding.dtype != torch.bool or tuple(key_padding.shape) != (batch, k_len):
+            raise ValueError(
+                f"key_padding must be bool [B, N] = {[batch, k_len]} with True for real keys, "
+                f"got {key_padding.dtype} {list(key_padding.shape)}"
+            )
+        return _from_padding(q_len, block, tile, key_padding)
+    if cu_seqlens is not None:
+        if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+            raise ValueError(
+                f"cu_seqlens must be a 1-D int32 or int64 tensor of at least two offsets, "
+                f"got {cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+            )
+        if batch != 1 or q_len != k_len:
+            raise ValueError(
+                f"cu_seqlens packs whole sequences into one batch row: needs B = 1 and M = N, "
+                f"got B = {batch}, M = {q_len}, N = {k_len}"
+            )
+        return _from_packed(k_len, block, tile, cu_seqlens)
+    return _whole(batch, q_len, k_len, block, tile)

@@ -1,0 +1,229 @@
+"""Selections: which blocks each tile keeps, how sure it was, and what that came to."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import backends
+from .checks import check_qk, check_scale
+from .geometry import Geometry, plan
+from .policy import Policy, as_policy
+from .rules import Ranked
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The kept blocks of every (sequence, head, tile).
+
+    kv_idx:    int32 `[B, H, T, width]`, block indices ascending, then the sentinel `n_blocks`.
+    counts:    int32 `[B, H, T]`, how many blocks are kept; 0 for a tile that does not exist.
+    margin:    float32 `[B, H, T]`, how decisive the cut was (Eq. 4); NaN where nothing was cut.
+    triggered: bool `[B, H, T]`, the tiles the rule expanded.
+
+    With `cu_seqlens` the tiles of all packed sequences follow each other along T. Block indices always count from the
+    first real key of the tile's own sequence.
+    """
+
+    kv_idx: Tensor
+    counts: Tensor
+    margin: Tensor
+    triggered: Tensor
+    geometry: Geometry
+
+    @classmethod
+    def from_blocks(
+        cls,
+        kv_idx: Tensor,
+        counts: Tensor,
+        *,
+        q_len: int,
+        k_len: int,
+        block: int = 64,
+        tile: int = 64,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Selection:
+        """A hand-made selection. `attend` checks it against the tensors it is used with."""
+        margin = torch.full(counts.shape, torch.nan, device=counts.device)
+        triggered = torch.zeros(counts.shape, dtype=torch.bool, device=counts.device)
+        geometry = plan(kv_idx.shape[0], q_len, k_len, block, tile, key_padding, cu_seqlens)
+        return cls(kv_idx, counts, margin, triggered, geometry)
+
+    @property
+    def block(self) -> int:
+        return self.geometry.block
+
+    @property
+    def tile(self) -> int:
+        return self.geometry.tile
+
+    @property
+    def n_blocks(self) -> int:
+        return self.geometry.n_blocks
+
+    @property
+    def kept_fraction(self) -> float:
+        """Kept blocks over visible blocks, over all tiles and heads."""
+        visible = int(self.geometry.visible.sum()) * self.counts.shape[1]
+        return int(self.counts.sum()) / visible if visible else float("nan")
+
+    @property
+    def effective_budget(self) -> float:
+        """Mean kept blocks per tile, forced ones included (the paper's column)."""
+        tiles = int(self.geometry.exists.sum()) * self.counts.shape[1]
+        return int(self.counts.sum()) / tiles if tiles else float("nan")
+
+    @property
+    def trigger_rate(self) -> float:
+        """Triggered tiles over tiles where a cut was made (those with a margin); NaN where none was."""
+        eligible = int((~self.margin.isnan()).sum())
+        return int(self.triggered.sum()) / eligible if eligible else float("nan")
+
+    def __str__(self) -> str:
+        b, h, t = self.counts.shape
+        return (
+            f"Selection: {b} x {h} heads x {t} tiles of {self.tile} rows over {self.n_blocks} blocks of {self.block} keys; "
+            f"effective budget {self.effective_budget:.1f}, kept {self.kept_fraction:.1%}, "
+            f"triggered {self.trigger_rate:.1%}"
+        )
+
+    def to(self, device: torch.device | str) -> Selection:
+        tensors = {f: getattr(self, f).to(device) for f in ("kv_idx", "counts", "margin", "triggered")}
+        return dataclasses.replace(self, **tensors)
+
+    def check(self) -> None:
+        """Raises ValueError unless the kept blocks are ascending, distinct, visible and as many as counts says."""
+        g = self.geometry
+        expected = (g.batch, self.kv_idx.shape[1] if self.kv_idx.ndim == 4 else -1, g.n_tiles)
+        if self.kv_idx.ndim != 4 or self.kv_idx.dtype != torch.int32 or tuple(self.kv_idx.shape[:3]) != expected:
+            raise ValueError(
+                f"selection.kv_idx must be int32 [B, H, T, width] with B = {g.batch}, T = {g.n_tiles}, "
+                f"got {self.kv_idx.dtype} {list(self.kv_idx.shape)}"
+            )
+        if self.counts.dtype not in (torch.int32, torch.int64) or tuple(self.counts.shape) != expected:
+            raise ValueError(
+                f"selection.counts must be int32 or int64 [B, H, T] = {list(expected)}, "
+                f"got {self.counts.dtype} {list(self.counts.shape)}"
+            )
+        width = self.kv_idx.shape[3]
+        visible = g.visible.to(self.counts.device)[:, None]
+        bad = (self.counts < 0) | (self.counts > width) | (self.counts > visible)
+        if bool(bad.any()):
+            b, h, t = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"selection.counts[{b}, {h}, {t}] = {int(self.counts[b, h, t])}, but that tile sees "
+                f"{int(visible[b, 0, t])} blocks and kv_idx has room for {width}"
+            )
+        kept = torch.arange(width, device=self.kv_idx.device) < self.counts[..., None]
+        bad = kept & ((self.kv_idx < 0) | (self.kv_idx >= visible[..., None]))
+        if bool(bad.any()):
+            b, h, t, i = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"selection.kv_idx[{b}, {h}, {t}, {i}] = {int(self.kv_idx[b, h, t, i])} is out of range: that tile sees "
+                f"blocks 0 to {int(visible[b, 0, t]) - 1}"
+            )
+        bad = kept[..., 1:] & (self.kv_idx[..., 1:] <= self.kv_idx[..., :-1])
+        if bool(bad.any()):
+            b, h, t, i = bad.nonzero()[0].tolist()
+            pair = self.kv_idx[b, h, t, i : i + 2].tolist()
+            raise ValueError(
+                f"selection.kv_idx[{b}, {h}, {t}, {i}:{i + 2}] = {pair} must be ascending and distinct: sort the blocks"
+            )
+
+
+def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+    """kv_idx from a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending."""
+    sentinel = geometry.n_blocks
+    free = (counts - ranked.forced[:, None])[..., None]
+    slots = torch.arange(ranked.order.shape[-1], device=counts.device)
+    chosen = ranked.order.masked_fill(slots >= free, sentinel)
+    block = torch.arange(sentinel, dtype=torch.int32, device=counts.device)
+    forced = geometry.forced_mask(sinks).to(counts.device)
+    most = int(geometry.forced(sinks).max())
+    must = torch.where(forced, block, sentinel).sort(-1).values[..., :most].to(torch.int32)
+    must = must[:, None].expand(*chosen.shape[:3], most)
+    return torch.cat([must, chosen], -1).sort(-1).values[..., :width].contiguous()
+
+
+def check_forced(policy: Policy, geometry: Geometry) -> None:
+    """The tile budget must leave room beside the forced blocks of every tile."""
+    tile_budget = getattr(policy.rule, "tile_budget", None)
+    if tile_budget is None:
+        return
+    forced = geometry.forced(policy.sinks)
+    most = int(forced.max())
+    if tile_budget <= most:
+        b, t = (forced == most).nonzero()[0].tolist()
+        raise ValueError(
+            f"tile budget {tile_budget} must exceed the {most} forced blocks of tile {t} of batch row {b} "
+            f"({policy.sinks} sink, the rest its own): use a budget above {most / policy.rule.tile_factor:g}"
+        )
+
+
+def covers_everything(policy: Policy, geometry: Geometry) -> bool:
+    """Whether the policy keeps every visible block of every tile, whatever the scores."""
+    tile_budget = getattr(policy.rule, "tile_budget", None)
+    return not policy.rule.needs_scores or (tile_budget is not None and tile_budget >= geometry.n_blocks)
+
+
+def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selection:
+    """Every visible block of every tile. The index tensor is shared by all heads."""
+    block = torch.arange(geometry.n_blocks, dtype=torch.int32)
+    visible = geometry.visible
+    one = torch.where(block < visible[..., None], block, geometry.n_blocks).to(torch.int32)
+    shape = (geometry.batch, heads, geometry.n_tiles)
+    return Selection(
+        kv_idx=one[:, None].expand(*shape, -1).to(device),
+        counts=visible.to(torch.int32)[:, None].expand(shape).to(device),
+        margin=torch.full(shape, torch.nan, device=device),
+        triggered=torch.zeros(shape, dtype=torch.bool, device=device),
+        geometry=geometry,
+    )
+
+
+def select_planned(
+    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, backend: backends.Backend
+) -> Selection:
+    """`select` on checked arguments."""
+    if covers_everything(policy, geometry):
+        return select_all(geometry, q.shape[1], q.device)
+    ranked = backend.rank(q, k, policy, geometry, scale)
+    decision = policy.rule.decide(ranked)
+    width = policy.rule.limit(geometry.n_blocks)
+    return Selection(
+        kv_idx=backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
+        counts=decision.counts.to(torch.int32).contiguous(),
+        margin=decision.margin,
+        triggered=decision.triggered,
+        geometry=geometry,
+    )
+
+
+def select(
+    q: Tensor,
+    k: Tensor,
+    policy: Policy | str,
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Selection:
+    """Which key blocks each tile of queries keeps, and how sure the cut was.
+
+    `q [B, H, M, D]`, `k [B, Hkv, N, D]`, M <= N; query row i sits at key position N - M + i. `key_padding` is bool
+    `[B, N]` with True for real keys (padding on the left or right); `cu_seqlens` packs whole sequences into one row.
+
+    A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
+    of its tile to decide.
+    """
+    policy = as_policy(policy)
+    check_qk(q, k)
+    scale = check_scale(scale, q.shape[-1])
+    geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
+    check_forced(policy, geometry)
+    return select_planned(q, k, policy, geometry, scale, backends.choose(backend, q))

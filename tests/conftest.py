@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from engines import ENGINES, FUZZ, Engine
+from hypothesis import HealthCheck, settings
+
+# A normal run is the same everywhere; a fuzz run differs every time and prints how to repeat what it found.
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("ci", deadline=None, database=None, derandomize=True, suppress_health_check=slow)
+settings.register_profile("fuzz", deadline=None, database=None, print_blob=True, suppress_health_check=slow)
+settings.load_profile("fuzz" if FUZZ else "ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", params=ENGINES, ids=str)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Every backend and tier in turn. Session scope, because hypothesis shares fixtures between examples."""
+    found: Engine = request.param
+    return found
