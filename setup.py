@@ -14,7 +14,8 @@ NATIVE = "src/closecall/backends/native"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 # With these, AddressSanitizer and UBSan watch the native code (`make sanitize`).
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
-COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall",
+          "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # gcc 12 warns about its own AVX-512 headers
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"]
 TIERS = {
     "tier_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],

@@ -6,6 +6,7 @@ float32 implementation may be from it, derived from the data and the number of o
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -40,7 +41,7 @@ class Tile:
     n_keys: int  # of the sequence
     block: int
 
-    @property
+    @functools.cached_property
     def visible(self) -> list[int]:
         return [b for b in range(-(-self.n_keys // self.block)) if b * self.block <= self.positions[-1]]
 
@@ -88,9 +89,7 @@ def block_scores(q, k, tile: Tile, head: int, scorer, aggregate: str, scale: flo
     rows = q[tile.batch, head, tile.rows]
     dim, n_rows = rows.shape[1], rows.shape[0]
     found = {}
-    for b in tile.visible:
-        if b in tile.forced(sinks):
-            continue
+    for b in sorted(set(tile.visible) - tile.forced(sinks)):
         keys = k[tile.batch, head // group, tile.keys(b)]
         if scorer == "mean":
             per_row = rows @ keys.mean(0)
@@ -182,7 +181,7 @@ def budget(sizes, p, v, out, lse, n_blocks: int, dim: int, dtype: torch.dtype) -
     """
     u = working_roundoff(dtype)
     delta = u * ((dim + 8) * sizes + 8 * sizes.max(1, keepdims=True, initial=0.0))
-    spread = np.log((p * np.exp(delta)).sum(1, keepdims=True), out=np.zeros_like(p[:, :1]), where=p.any(1)[:, None])
+    spread = np.log((p * np.exp(delta)).sum(1, keepdims=True), out=np.zeros((len(p), 1)), where=p.any(1)[:, None])
     n = (p > 0).sum(1, keepdims=True)
     roundings = u * (2 * n + 16 * n_blocks + 32) * 1.01
     relative = np.expm1(delta + spread) + roundings

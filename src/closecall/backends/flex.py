@@ -1,15 +1,17 @@
 """torch FlexAttention from our indices: a cross-check, and the way to devices we have no kernel for.
 
-`attend` runs FlexAttention uncompiled on a CPU (it materialises the scores: for checking, not for speed) and compiled on
-other devices. `compiled` is what a CPU gets from torch.compile, for the benchmark.
+`attend` runs FlexAttention uncompiled on a CPU (it materialises the scores: for checking, not for speed) and compiled
+on other devices. `compiled` is what torch.compile makes of it for a CPU; the benchmark times that.
 
-What limits it, measured on torch 2.13:
+Limits, as of torch 2.13:
 
-* Uncompiled FlexAttention ignores block sparsity and masks scores, not values: 0 * NaN is NaN, so a NaN or an infinity in
-  a value reaches every row of its own sequence and head. NaN in queries and keys stays in the rows that see it.
-* Compiled for a CPU (needs a C++ compiler and AVX2) it has no log-sum-exp and no float64, and wants the index tensor as
-  wide as there are blocks, whatever is kept.
-* The compiled CPU kernel sizes its buffers for the thread count it was compiled under: `compiled` keeps the counts apart.
+* FlexAttention masks scores, not values, and 0 * NaN is NaN: a NaN or an infinity in a value reaches all rows of its
+  sequence that read that head (uncompiled), or those whose tile keeps its block (compiled). NaN in queries and keys
+  stays in the rows that see them.
+* Uncompiled it ignores block sparsity, so the mask itself must know which blocks are kept.
+* Compiled for a CPU it needs a C++ compiler and AVX2, takes any shape and grid of ours in float32, bfloat16 and
+  float16, has no log-sum-exp, and wants an index tensor as wide as there are blocks, however few are kept.
+* Compiled code is made per shape, type and thread count, and torch stops at 8 variants unless told otherwise.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import BlockMask
 
 from ..geometry import Geometry
 from ..selection import Selection
@@ -31,9 +32,8 @@ from .reference import gather_kept, rank
 
 __all__ = ["attend", "compiled", "gather_kept", "rank", "why_not"]
 
-DEVICES = ("cpu", "cuda", "hpu", "xpu")  # FlexAttention's own list, less those without a log-sum-exp
-# Generated GPU kernels step through blocks in powers of two of at least 16 that must divide ours.
-GPU_STEP = 16
+DEVICES = ("cpu", "cuda", "xpu")  # where FlexAttention can return the log-sum-exp
+GPU_STEP = 16  # generated GPU kernels walk tiles and blocks in steps of at least this, which must divide them
 
 
 def why_not(q: Tensor) -> str | None:
@@ -44,28 +44,21 @@ def why_not(q: Tensor) -> str | None:
     return None
 
 
-class _Kept(NamedTuple):
-    """One sequence's kept blocks, as a BlockMask wants them."""
-
-    kv_idx: Tensor  # int32 [1, H or 1, T, n_blocks]; arbitrary valid indices past counts
-    counts: Tensor  # int32 [1, H or 1, T]
-    start: Tensor  # [T], position of each tile's first row
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
 ) -> tuple[Tensor, Tensor]:
     out, lse = empty_outputs(q, v)
-    on_cpu = q.device.type == "cpu"
-    fused = not on_cpu and geometry.tile % GPU_STEP == 0 and geometry.block % GPU_STEP == 0
-    # Uncompiled FlexAttention rounds the weights to v's type before it multiplies; we accumulate in float32.
+    fused = q.device.type != "cpu" and geometry.tile % GPU_STEP == 0 and geometry.block % GPU_STEP == 0
+    # Uncompiled, the weights are rounded to the inputs' type before they meet the values; ours are not.
     wide = q.dtype if fused else lse.dtype
     for b, tiles, rows, keys in geometry.spans():
-        queries, its_keys, values = q[b : b + 1, :, rows], k[b : b + 1, :, keys], v[b : b + 1, :, keys]
+        mine = q[b : b + 1, :, rows].to(wide), k[b : b + 1, :, keys].to(wide), v[b : b + 1, :, keys].to(wide)
         kept = _kept(selection, geometry, b, tiles, q.device)
-        mask = _block_mask(kept, geometry, queries.shape[2], its_keys.shape[2], selection is not None)
-        call = _gpu() if fused else _eager
-        o, s = call(queries.to(wide), its_keys.to(wide), values.to(wide), mask, scale)
+        causal = _causal(mine[0], mine[1])
+        # Masked even where the kernel skips blocks: past its limit of variants torch.compile falls back to uncompiled.
+        mask = causal if selection is None else _kept_and(causal, kept, geometry)
+        block_mask = _block_mask(kept, geometry, mine[0], mine[1], mask)
+        o, s = (_on_device if fused else _uncompiled)(*mine, block_mask, scale)
         out[b, :, rows], lse[b, :, rows] = o[0].to(q.dtype), s[0]
     return out, lse
 
@@ -73,65 +66,104 @@ def attend(
 def compiled(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
 ) -> Callable[[], Tensor]:
-    """FlexAttention compiled for these tensors and kept blocks, as a function that runs it; the output only.
+    """FlexAttention compiled for these tensors and kept blocks, as a function that runs it and returns the output.
 
-    For one sequence per batch row that fills the buffers. Compiling (seconds) and the block mask happen here, so that
-    what is timed is FlexAttention's kernel alone. Its mask covers causality only: compiled kernels honour the blocks.
+    The block mask is built and the kernel compiled (seconds) here, so that timing the function times the kernel alone.
+    Its mask holds causality only, which is FlexAttention at its best: whole blocks are not masked at all.
     """
     if not geometry.whole or geometry.batch != 1:
-        raise ValueError("compiled FlexAttention is for one unpadded sequence: use attend for batches and packed calls")
+        raise ValueError(f"compiled takes one unpadded sequence, got a batch of {geometry.batch} rows: use attend")
     kept = _kept(selection, geometry, 0, slice(0, geometry.n_tiles), q.device)
-    mask = _block_mask(kept, geometry, q.shape[2], k.shape[2], membership=False)
-    kernel = _cpu(torch.get_num_threads())
-    run = functools.partial(kernel, q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    block_mask = _block_mask(kept, geometry, q, k, _causal(q, k))
+    kernel = _compile(fullgraph=True)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            out: Tensor = kernel(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=True)
+        return out
+
     run()
     return run
+
+
+class _Kept(NamedTuple):
+    """The kept blocks of one sequence, heads first; one head stands for all where they keep the same."""
+
+    blocks: Tensor  # int32 [H, T, n_blocks], ascending up to counts, then any valid index
+    counts: Tensor  # int32 [H, T]
+    start: Tensor  # int64 [T], the position of each tile's first row
+
+    @property
+    def used(self) -> Tensor:
+        return torch.arange(self.blocks.shape[-1], device=self.blocks.device) < self.counts[..., None]
 
 
 def _kept(selection: Selection | None, geometry: Geometry, b: int, tiles: slice, device: torch.device) -> _Kept:
     start = geometry.pos[b, tiles].to(device)
     if selection is None:
-        visible = geometry.visible[b, tiles].to(device, torch.int32)[None, None]
+        counts = geometry.visible[b, tiles].to(device, torch.int32)[None]
         blocks = torch.arange(geometry.n_blocks, dtype=torch.int32, device=device)
-        return _Kept(blocks.expand(1, 1, len(start), -1).contiguous(), visible.contiguous(), start)
-    index = selection.kv_idx[b : b + 1, :, tiles]
-    counts = selection.counts[b : b + 1, :, tiles].to(torch.int32)
-    full = index.new_zeros(*index.shape[:3], geometry.n_blocks)
-    width = min(index.shape[3], geometry.n_blocks)
-    unused = torch.arange(width, device=device) >= counts[..., None]
-    full[..., :width] = index[..., :width].masked_fill(unused, 0)
-    return _Kept(full, counts.contiguous(), start)
+        return _Kept(blocks.repeat(1, len(start), 1), counts, start)
+    counts = selection.counts[b, :, tiles].to(torch.int32)
+    blocks = selection.kv_idx.new_zeros(*counts.shape, geometry.n_blocks)
+    width = min(selection.kv_idx.shape[-1], geometry.n_blocks)
+    blocks[..., :width] = selection.kv_idx[b, :, tiles, :width]
+    kept = _Kept(blocks, counts, start)
+    return kept._replace(blocks=blocks.masked_fill(~kept.used, 0))
 
 
-def _block_mask(kept: _Kept, geometry: Geometry, rows: int, keys: int, membership: bool) -> BlockMask:
-    """Kept blocks that a tile's first row sees whole need no mask; the others, next to the diagonal, are masked."""
-    tile, block = geometry.tile, geometry.block
-    width = kept.kv_idx.shape[3]
-    slot = torch.arange(width, device=kept.kv_idx.device)
-    whole = ((kept.kv_idx + 1) * block <= kept.start[:, None] + 1) & (slot < kept.counts[..., None])
-    n_whole = whole.sum(-1, dtype=torch.int32)  # indices ascend, so these come first
-    rest = kept.kv_idx.gather(-1, (slot + n_whole[..., None]) % width)
-    offset = keys - rows
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (batch, head, row, key) -> whether the row sees the key
 
-    def causal(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return key <= row + offset
 
-    mask = causal
-    if membership:
-        table = torch.zeros(*kept.kv_idx.shape[1:], dtype=torch.bool, device=kept.kv_idx.device)
-        used = slot < kept.counts[0, ..., None]
-        table.scatter_(-1, kept.kv_idx[0].long(), used, reduce="add") if False else None
-        at = used.nonzero(as_tuple=True)
-        table[at[0], at[1], kept.kv_idx[0][at].long()] = True
+def _causal(q: Tensor, k: Tensor) -> Mask:
+    offset = k.shape[2] - q.shape[2]
+    return lambda b, h, row, key: key <= row + offset
 
-        def mask(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-            return (key <= row + offset) & table[h, row // tile, key // block]
 
-    return BlockMask.from_kv_blocks(
-        kept.counts - n_whole, rest, n_whole, kept.kv_idx, BLOCK_SIZE=(tile, block), mask_mod=mask,
-        seq_lengths=(rows, keys), compute_q_blocks=False,
+def _kept_and(causal: Mask, kept: _Kept, geometry: Geometry) -> Mask:
+    table = torch.zeros_like(kept.blocks, dtype=torch.bool)
+    head, at, slot = kept.used.nonzero(as_tuple=True)
+    table[head, at, kept.blocks[head, at, slot].long()] = True
+    return lambda b, h, row, key: causal(b, h, row, key) & table[h, row // geometry.tile, key // geometry.block]
+
+
+def _block_mask(kept: _Kept, geometry: Geometry, q: Tensor, k: Tensor, mask: Mask) -> flex.BlockMask:
+    """Blocks that a tile's first row already sees to their end go as full ones, which kernels do not mask."""
+    full = (kept.used & ((kept.blocks + 1) * geometry.block <= kept.start[:, None] + 1)).sum(-1, dtype=torch.int32)
+    width = kept.blocks.shape[-1]
+    shifted = (torch.arange(width, device=q.device) + full[..., None]) % width  # indices ascend: full ones come first
+    rest = kept.blocks.gather(-1, shifted)
+    return flex.BlockMask.from_kv_blocks(
+        (kept.counts - full)[None], rest[None], full[None], kept.blocks[None],
+        BLOCK_SIZE=(geometry.tile, geometry.block), mask_mod=mask, seq_lengths=(q.shape[2], k.shape[2]),
+        compute_q_blocks=False,
     )  # fmt: skip
 
 
-def _with_lse(run: Callable[..., object], q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float):
-    ...
+@functools.cache
+def _compile(fullgraph: bool) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = torch.compile(flex.flex_attention, dynamic=False, fullgraph=fullgraph)
+    return kernel
+
+
+def _with_lse(
+    attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float
+) -> tuple[Tensor, Tensor]:
+    options = {"block_mask": mask, "scale": scale, "enable_gqa": True}
+    if hasattr(flex, "AuxRequest"):
+        out, aux = attention(q, k, v, **options, return_aux=flex.AuxRequest(lse=True))
+        return out, aux.lse
+    out, lse = attention(q, k, v, **options, return_lse=True)  # torch before 2.9
+    return out, lse
+
+
+def _on_device(q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return _with_lse(_compile(fullgraph=False), q, k, v, mask, scale)
+
+
+def _uncompiled(q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float) -> tuple[Tensor, Tensor]:
+    # Left alone, FlexAttention traces even its uncompiled form, again for every shape, and warns that it is slow.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _with_lse(flex.flex_attention, q, k, v, mask, scale)

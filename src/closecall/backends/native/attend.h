@@ -16,14 +16,15 @@ constexpr int GROUP = ROW_VECTORS * LANES;
 constexpr float SLACK = 8.0f;
 
 struct AttendScratch {
-  float *q, *rows, *s, *o, *m, *l;
+  float *q, *rows, *zeros, *s, *o, *m, *l;
   float *k, *v;  // one step of keys and values, where they cannot be read in place
   AttendScratch(Arena& arena, const Shape& shape) {
-    int64_t d = round_up(shape.D, 2), dv = round_up(shape.Dv, KEYS_AT_ONCE);
-    rows = arena.take<float>(CHUNK * most(d, dv));
+    int64_t d = round_up(shape.D, LANES), dv = round_up(shape.Dv, LANES);
+    rows = arena.take<float>(CHUNK * d);
+    zeros = arena.take<float>(d);
     q = arena.take<float>(CHUNK * d);
     s = arena.take<float>(STEP * GROUP);
-    o = arena.take<float>(CHUNK * dv);
+    o = arena.take<float>(CHUNK * dv + GROUP * LANES);  // whole vectors of dimensions are read at the end
     m = arena.take<float>(CHUNK);
     l = arena.take<float>(CHUNK);
     k = arena.take<float>(STEP * d);
@@ -90,30 +91,21 @@ struct TileAttention {
 
   TileAttention(const AttendArgs& a, const Rows& t, int64_t first, Arena arena)
       : args(a), tile(t), scratch(arena, a.shape), rows(least(CHUNK, t.rows - first)), pos(t.pos + first),
-        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, KEYS_AT_ONCE)),
+        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, DIMS_AT_ONCE)),
         q(t.q + first * t.q_row * item_size(a.shape.dtype)), out(t.out + first * t.out_row * item_size(a.shape.dtype)),
         lse(t.lse + first), to_log2(set1((float)a.scale * LOG2E)) {}
 
-  void pack_queries() {
-    float* wide = scratch.rows;
-    read_rows(q, args.shape.dtype, rows, tile.q_row, args.shape.D, tile.q_dim, d, wide);
-    for (int64_t g = 0; g < groups; ++g) {
-      int64_t n = least(GROUP, rows - g * GROUP);
-      float* to = scratch.q + g * GROUP * d / M::DEPTH;
-      const float* from = wide + g * GROUP * d;
-      for (int64_t i = 0; i < d; i += M::DEPTH, to += GROUP) {
-        for (int64_t r = 0; r < GROUP; ++r) {
-          if constexpr (PAIRS) {
-            uint32_t low = 0, high = 0;  // the input is bfloat16, so the upper halves are exact
-            if (r < n) { memcpy(&low, from + r * d + i, 4); memcpy(&high, from + r * d + i + 1, 4); }
-            low = (low >> 16) | (high & 0xffff0000u);
-            memcpy(to + r, &low, 4);
-          } else {
-            to[r] = r < n ? from[r * d + i] : 0.0f;
-          }
-        }
-      }
-    }
+  // Elements of 32 bits per packed query row: floats, or pairs of bfloat16.
+  static int64_t q_cols(const Shape& shape) { return round_up((shape.D + M::DEPTH - 1) / M::DEPTH, LANES); }
+
+  void pack_queries() const {
+    int64_t cols = q_cols(args.shape);
+    if constexpr (PAIRS)
+      copy_rows_16(q, rows, tile.q_row, args.shape.D, tile.q_dim, 2 * cols, (uint16_t*)scratch.rows);
+    else
+      read_rows(q, args.shape.dtype, rows, tile.q_row, args.shape.D, tile.q_dim, cols, scratch.rows);
+    for (int64_t g = 0; g < groups; ++g)
+      pack_panel(scratch.rows + g * GROUP * cols, rows - g * GROUP, scratch.zeros, cols, GROUP, scratch.q + g * GROUP * cols);
   }
 
   struct Operand { const char* p; int64_t row; };  // bytes
@@ -302,13 +294,14 @@ struct TileAttention {
       if (n <= 0) continue;
       V top[R];
       for (int r = 0; r < R; ++r) top[r] = set1(-INF);
-      const float* q_group = scratch.q + g * GROUP * d / M::DEPTH;
+      const float* q_group = scratch.q + g * GROUP * q_cols(args.shape);
       int64_t j = 0;
       for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE) {
         if (g == 0 && j < next_count)
           prefetch_rows(next_k + j * tile.k_row * size, least(KEYS_AT_ONCE, next_count - j), tile.k_row * size, d * size);
         score_keys<KEYS_AT_ONCE>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
       }
+      for (; j + 4 <= n; j += 4) score_keys<4>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
       for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
       bool diagonal = first + n - 1 > row;
       if (diagonal) hide_future(scratch.s, first, n, row, top);
@@ -318,30 +311,42 @@ struct TileAttention {
         add_values_carefully(scratch.s, first, n, row, o);
         continue;
       }
-      int64_t depth = (n + M::DEPTH - 1) / M::DEPTH, fetched = 0, share = (next_count * KEYS_AT_ONCE + dv - 1) / dv;
-      for (int64_t i = 0; i < dv; i += KEYS_AT_ONCE) {
+      int64_t depth = (n + M::DEPTH - 1) / M::DEPTH, fetched = 0, share = (next_count * DIMS_AT_ONCE + dv - 1) / dv;
+      for (int64_t i = 0; i < dv; i += DIMS_AT_ONCE) {
         if (g == 0 && fetched < next_count) {
           prefetch_rows(next_v + fetched * tile.v_row * size, least(share, next_count - fetched), tile.v_row * size, dv * size);
           fetched += share;
         }
-        add_values<KEYS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP);
+        add_values<DIMS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP);
       }
     }
   }
 
-  void finish() {
+  void finish() const {
     int64_t size = item_size(args.shape.dtype);
     for (int64_t r = 0; r < rows; ++r) {
-      int64_t g = r / GROUP, lane = r % GROUP;
-      const float* o = scratch.o + g * GROUP * dv + lane;
-      float l = scratch.l[r], inverse = l == 0.0f ? 0.0f : 1.0f / l;
-      for (int64_t i = 0; i < args.shape.Dv; ++i) scratch.rows[i] = o[i * GROUP] * inverse;
-      write_row(out + r * tile.out_row * size, args.shape.dtype, args.shape.Dv, scratch.rows);
+      float l = scratch.l[r];
       lse[r] = l == 0.0f ? -INF : LN2 * (scratch.m[r] + __builtin_log2f(l));
+      scratch.l[r] = l == 0.0f ? 0.0f : 1.0f / l;
+    }
+    for (int64_t first = 0; first < rows; first += LANES) {
+      const float* o = scratch.o + first / GROUP * GROUP * dv + first % GROUP;
+      V inverse = load(scratch.l + first);
+      for (int64_t i = 0; i < args.shape.Dv; i += LANES) {
+        V x[LANES];
+        for (int j = 0; j < LANES; ++j) x[j] = mul(load(o + (i + j) * GROUP), inverse);
+        transpose(x);
+        float wide[LANES];
+        for (int64_t r = first; r < least(first + LANES, rows); ++r) {
+          store(wide, x[r - first]);
+          write_row(out + (r * tile.out_row + i) * size, args.shape.dtype, least(LANES, args.shape.Dv - i), wide);
+        }
+      }
     }
   }
 
   void run() {
+    memset(scratch.zeros, 0, sizeof(float) * q_cols(args.shape));
     pack_queries();
     for (int64_t i = 0; i < CHUNK; ++i) { scratch.m[i] = -INF; scratch.l[i] = 0.0f; }
     memset(scratch.o, 0, sizeof(float) * groups * GROUP * dv);

@@ -61,6 +61,28 @@ inline void read_rows(const char* p, int64_t dtype, int64_t rows, int64_t row_st
   for (int64_t r = 0; r < rows; ++r) read_row(p + r * row_step * item_size(dtype), dtype, dim, step, padded, to + r * padded);
 }
 
+// Raw 16-bit rows, zero up to `padded` elements.
+inline void copy_rows_16(const char* p, int64_t rows, int64_t row_step, int64_t dim, int64_t step, int64_t padded, uint16_t* to) {
+  for (int64_t r = 0; r < rows; ++r, to += padded) {
+    const char* from = p + r * row_step * 2;
+    if (step == 1) memcpy(to, from, dim * 2);
+    else for (int64_t i = 0; i < dim; ++i) memcpy(to + i, from + i * step * 2, 2);
+    memset(to + dim, 0, (padded - dim) * 2);
+  }
+}
+
+// Rows of 32-bit elements [n][cols] to a panel [cols][width], lanes along rows; rows from n on are copies of `filler`.
+// cols and width are whole vectors.
+inline void pack_panel(const float* rows, int64_t n, const float* filler, int64_t cols, int64_t width, float* to) {
+  for (int64_t r = 0; r < width; r += LANES)
+    for (int64_t c = 0; c < cols; c += LANES) {
+      V x[LANES];
+      for (int i = 0; i < LANES; ++i) x[i] = load((r + i < n ? rows + (r + i) * cols : filler) + c);
+      transpose(x);
+      for (int i = 0; i < LANES; ++i) store(to + (c + i) * width + r, x[i]);
+    }
+}
+
 // `n` floats to a contiguous row of any type.
 inline void write_row(char* p, int64_t dtype, int64_t n, const float* from) {
   int64_t d = 0;

@@ -12,27 +12,36 @@ inline double seconds_now() {
   return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
+constexpr int SUMS = 12, BURST = 16384;  // independent sums, enough to hide the latency of any core's units
+
+template <class Dot>
+__attribute__((noinline)) float burst(const float* operand) {
+  typename Dot::A a = Dot::lanes(operand), b = Dot::lanes(operand + LANES);
+  V acc[SUMS];
+#pragma GCC unroll 16
+  for (int n = 0; n < SUMS; ++n) acc[n] = set1(operand[n]);  // told apart, or the compiler would compute one sum for all
+  for (int i = 0; i < BURST; ++i) {
+#pragma GCC unroll 16
+    for (int n = 0; n < SUMS; ++n) acc[n] = Dot::mac(a, b, acc[n]);
+  }
+  float total = 0;
+  for (int n = 0; n < SUMS; ++n) total += sum(acc[n]);
+  return total;
+}
+
+// The best of many short bursts: what the core can do, not what its neighbours left of it.
 template <class Dot>
 double peak_of(double seconds, int flops_per_lane) {
-  constexpr int N = 12, INNER = 256;  // independent sums, enough to hide the latency of any core's units
-  alignas(64) float zeros[LANES] = {0};
-  typename Dot::A a = Dot::lanes(zeros);
-  V acc[N];
-  for (V& x : acc) x = set1(0.0f);
+  alignas(64) float operand[2 * LANES + SUMS] = {0};
+  volatile float sink = 0;
   double best = 0, begin = seconds_now();
   do {
     double t = seconds_now();
-    for (int rep = 0; rep < 64; ++rep)
-      for (int i = 0; i < INNER; ++i) {
-#pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) {
-          acc[n] = Dot::mac(a, a, acc[n]);
-          asm volatile("" : "+x"(acc[n]));  // each sum is really computed, in a register
-        }
-      }
-    double rate = 64.0 * INNER * N * LANES * flops_per_lane / (seconds_now() - t);
+    sink = burst<Dot>(operand);
+    double rate = (double)BURST * SUMS * LANES * flops_per_lane / (seconds_now() - t);
     if (rate > best) best = rate;
   } while (seconds_now() - begin < seconds);
+  (void)sink;
   return best;
 }
 

@@ -84,7 +84,7 @@ struct RankScratch {
   uint64_t *keys, *sorted;
   RankScratch(Arena& arena, const RankArgs& a) {
     int64_t d = padded_dim(a);
-    rows = arena.take<float>(CHUNK * d);
+    rows = arena.take<float>((CHUNK + 1) * d);
     q = arena.take<float>(CHUNK * d);
     sides = arena.take<char>(d * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4));
     scores = arena.take<float>(a.tiles.n_blocks + BLOCKS_AT_ONCE);
@@ -160,40 +160,40 @@ struct ScoreQuestPairs {
 };
 #endif
 
-// Packs up to SCORE_GROUP rows. Lanes without a row repeat the first one, which no maximum notices; for a mean they are zero.
+// Packs up to SCORE_GROUP rows and the side each coordinate takes. Lanes without a row repeat the first one, which no
+// maximum notices; for a mean they are zero.
 template <bool PAIRS>
-void pack_rows(const RankArgs& a, const float* rows, int64_t n, const RankScratch& scratch) {
-  int64_t d = padded_dim(a);
-  float filler = a.aggregate == AGG_MAX ? 1.0f : 0.0f;
-  float* q = scratch.q;
+void pack_rows(const RankArgs& a, const char* q, int64_t n, const RankScratch& scratch) {
+  int64_t cols = padded_dim(a);
+  if constexpr (PAIRS) {
+    cols = round_up(cols / 2, LANES);
+    copy_rows_16(q, n, a.q.sn, a.shape.D, a.q.sd, 2 * cols, (uint16_t*)scratch.rows);
+  } else {
+    read_rows(q, a.shape.dtype, n, a.q.sn, a.shape.D, a.q.sd, cols, scratch.rows);
+  }
+  float* filler = scratch.rows;
+  if (a.aggregate != AGG_MAX) {
+    filler = scratch.rows + CHUNK * cols;
+    memset(filler, 0, cols * 4);
+  }
+  pack_panel(scratch.rows, n, filler, cols, SCORE_GROUP, scratch.q);
+  if (a.scorer != QUEST) return;
+  const float* x = scratch.q;
   char* sides = scratch.sides;
-  for (int64_t i = 0; i < d; i += PAIRS ? 2 : 1) {
-    for (int r = 0; r < SCORE_VECTORS; ++r, q += LANES) {
-      float even[LANES], odd[LANES];
-      for (int lane = 0; lane < LANES; ++lane) {
-        int64_t row = r * LANES + lane;
-        even[lane] = row < n ? rows[row * d + i] : filler * rows[i];
-        if (PAIRS) odd[lane] = row < n ? rows[row * d + i + 1] : filler * rows[i + 1];
-      }
+  for (int64_t i = 0; i < cols * SCORE_VECTORS; ++i, x += LANES) {
 #ifdef CC_BF16_DOT
-      if constexpr (PAIRS) {  // bit 2 lane for the even coordinate, 2 lane + 1 for the odd one
-        uint32_t side = 0;
-        for (int lane = 0; lane < LANES; ++lane)
-          side |= (uint32_t)(even[lane] > 0.0f) << 2 * lane | (uint32_t)(odd[lane] > 0.0f) << (2 * lane + 1);
-        __m512i low = _mm512_srli_epi32(_mm512_castps_si512(load(even)), 16);
-        __m512i high = _mm512_and_si512(_mm512_castps_si512(load(odd)), _mm512_set1_epi32((int)0xffff0000u));
-        _mm512_storeu_si512(q, _mm512_or_si512(low, high));
-        memcpy(sides, &side, 4);
-        sides += 4;
-        continue;
-      }
-#endif
-      V x = load(even);
-      store(q, x);
-      Side side = positive(x);
-      memcpy(sides, &side, sizeof side);
-      sides += sizeof side;
+    if constexpr (PAIRS) {  // two coordinates a lane; above zero as integers is above zero as bfloat16, NaN apart
+      __m512i pair = _mm512_loadu_si512(x), magnitude = _mm512_and_si512(pair, _mm512_set1_epi16(0x7fff));
+      __mmask32 side = _mm512_cmpgt_epi16_mask(pair, _mm512_setzero_si512()) &
+                       _mm512_cmple_epi16_mask(magnitude, _mm512_set1_epi16(0x7f80));
+      memcpy(sides, &side, 4);
+      sides += 4;
+      continue;
     }
+#endif
+    Side side = positive(load(x));
+    memcpy(sides, &side, sizeof side);
+    sides += sizeof side;
   }
 }
 
@@ -219,12 +219,11 @@ inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const ch
 
 template <class Score>
 void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summaries, int64_t n, const RankScratch& scratch) {
-  int64_t d = padded_dim(a), size = item_size(a.shape.dtype), stride = summary_bytes(a);
+  int64_t size = item_size(a.shape.dtype), stride = summary_bytes(a);
   for (int64_t j = 0; j < n; ++j) scratch.scores[j] = a.aggregate == AGG_MAX ? -INF : 0.0f;
   for (int64_t first = 0; first < rows; first += SCORE_GROUP) {
     int64_t here = least(SCORE_GROUP, rows - first);
-    read_rows(q + first * a.q.sn * size, a.shape.dtype, here, a.q.sn, a.shape.D, a.q.sd, d, scratch.rows);
-    pack_rows<Score::PAIRS>(a, scratch.rows, here, scratch);
+    pack_rows<Score::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
     int64_t j = 0;
     for (; j + BLOCKS_AT_ONCE <= n; j += BLOCKS_AT_ONCE)
       score_blocks<Score, BLOCKS_AT_ONCE>(a, scratch, summaries + j * stride, stride, scratch.scores + j);

@@ -8,7 +8,7 @@ namespace {
 
 using V = __m256;
 constexpr int LANES = 8;
-constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4;      // 16 registers: 8 accumulators hide the latency of 2 FMA pipes
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4, DIMS_AT_ONCE = 4;      // 16 registers: 8 accumulators hide the latency of 2 FMA pipes
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
 
 inline V load(const float* p) { return _mm256_loadu_ps(p); }
@@ -60,5 +60,22 @@ inline void store_bf16(uint16_t* p, V a) {
 using Side = V;  // the queries themselves: their sign decides
 inline Side positive(V a) { return _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_GT_OQ); }
 inline V pick(Side s, V yes, V no) { return _mm256_blendv_ps(no, yes, s); }
+
+// 8 x 8 in registers: pairs of lanes, of pairs, then of halves.
+inline void transpose(V (&x)[LANES]) {
+  V t[LANES], u[LANES];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44), u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44), u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+  }
+}
 
 }  // namespace

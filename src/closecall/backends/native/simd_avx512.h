@@ -8,7 +8,7 @@ namespace {
 
 using V = __m512;
 constexpr int LANES = 16;
-constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 8;         // attention: 16 accumulators of 32 registers
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 12, DIMS_AT_ONCE = 8;         // attention: 16 accumulators of 32 registers
 constexpr int SCORE_VECTORS = 4, BLOCKS_AT_ONCE = 6;     // scoring: 24 accumulators
 
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
@@ -50,6 +50,27 @@ using Side = __mmask16;
 inline Side positive(V a) { return _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_GT_OQ); }
 inline V pick(Side s, V yes, V no) {  // the integer form of the blend runs beside the multiply-adds, the float form does not
   return _mm512_castsi512_ps(_mm512_mask_blend_epi32(s, _mm512_castps_si512(no), _mm512_castps_si512(yes)));
+}
+
+// 16 x 16 in registers: pairs of lanes, of pairs, then of quarters twice.
+inline void transpose(V (&x)[LANES]) {
+  V t[LANES], u[LANES];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+  }
+  auto low = [](V a, V b) { return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))); };
+  auto high = [](V a, V b) { return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))); };
+  for (int i = 0; i < 16; i += 4) {
+    u[i] = low(t[i], t[i + 2]), u[i + 1] = high(t[i], t[i + 2]);
+    u[i + 2] = low(t[i + 1], t[i + 3]), u[i + 3] = high(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    V a = _mm512_shuffle_f32x4(u[i], u[i + 4], 0x88), b = _mm512_shuffle_f32x4(u[i + 8], u[i + 12], 0x88);
+    V c = _mm512_shuffle_f32x4(u[i], u[i + 4], 0xdd), d = _mm512_shuffle_f32x4(u[i + 8], u[i + 12], 0xdd);
+    x[i] = _mm512_shuffle_f32x4(a, b, 0x88), x[i + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
+    x[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88), x[i + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
+  }
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 typedef float V __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 constexpr int LANES = 4;
-constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4;
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4, DIMS_AT_ONCE = 4;
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
 
 inline V load(const float* p) { V v; memcpy(&v, p, sizeof v); return v; }
@@ -80,5 +80,10 @@ inline void store_f16(uint16_t* p, V a) { for (int i = 0; i < 4; ++i) p[i] = flo
 using Side = I;
 inline Side positive(V a) { return a > set1(0.0f); }
 inline V pick(Side s, V yes, V no) { return choose(s, yes, no); }
+
+inline void transpose(V (&x)[LANES]) {
+  for (int i = 0; i < LANES; ++i)
+    for (int j = 0; j < i; ++j) { float t = x[i][j]; x[i][j] = x[j][i]; x[j][i] = t; }
+}
 
 }  // namespace

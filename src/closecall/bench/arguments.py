@@ -1,0 +1,155 @@
+"""The options of `closecall bench`, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..policy import PRESETS, policy, unknown
+
+T = TypeVar("T")
+Benchmarks = Any  # argparse's sub-parser collection, whose type is private
+
+ATTENTION = {"contexts": "4k,8k,16k,32k,64k,128k", "dims": "128,64", "threads": "1,all", "seconds": 20.0}
+ATTENTION_QUICK = {"contexts": "2k,4k,8k,16k", "dims": "128", "threads": "1", "seconds": 4.0}
+DECODE = {"contexts": "4k,16k,32k,64k,128k", "dims": "128", "threads": "1,all", "seconds": 3.0}
+DECODE_QUICK = {"contexts": "4k,16k", "dims": "128", "threads": "1,all", "seconds": 1.0}
+
+
+def _each(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    """The comma-separated values, in order, each once."""
+    return tuple(dict.fromkeys(read(item.strip()) for item in text.split(",") if item.strip()))
+
+
+def _count(option: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        digits, factor = (text[:-1], 1024) if text[-1:].lower() == "k" else (text, 1)
+        if not digits.isdigit() or int(digits) == 0:
+            raise ValueError(f"{option} takes whole numbers like 128 or 32k, got {text!r}")
+        return int(digits) * factor
+
+    return read
+
+
+def _threads(text: str) -> int:
+    import torch
+
+    return torch.get_num_threads() if text == "all" else _count("--threads")(text)
+
+
+def _name(kind: str, known: tuple[str, ...]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in known:
+            raise unknown(kind, text, known)
+        return text
+
+    return read
+
+
+def _shared(parser: argparse.ArgumentParser, full: dict[str, Any], quick: dict[str, Any], heads: int, kv: int) -> None:
+    def default(key: str) -> str:
+        return f"default {full[key]}; with --quick {quick[key]}"
+
+    parser.add_argument("--quick", action="store_true", help="a small run: shorter contexts and fewer cells")
+    parser.add_argument("--contexts", metavar="N,...", help=f"lengths, k for 1024 ({default('contexts')})")
+    parser.add_argument("--dtypes", metavar="TYPE,...", default="fp32,bf16", help="of fp32, bf16, fp16 (%(default)s)")
+    parser.add_argument("--dims", metavar="D,...", help=f"head dims ({default('dims')})")
+    parser.add_argument("--threads", metavar="N,...", help=f"thread counts, `all` among them ({default('threads')})")
+    parser.add_argument("--heads", metavar="H", default=str(heads), help="query heads (%(default)s)")
+    parser.add_argument("--kv-heads", metavar="H", default=str(kv), help="key heads (%(default)s)")
+    parser.add_argument("--isa", metavar="TIER", help="an instruction-set tier of `closecall info` (the best one)")
+    parser.add_argument("--seconds", metavar="S", type=float, help=f"time to spend on a cell ({default('seconds')})")
+    parser.add_argument(
+        "--repeats", metavar="N", default="15", help="most rounds per cell; at least 3 run (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("out/bench"), help="where results go (%(default)s)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
+
+
+def _grid(args: argparse.Namespace, full: dict[str, Any], quick: dict[str, Any]) -> dict[str, Any]:
+    """What all benchmarks take, read and checked."""
+    from ..backends import cpu
+
+    chosen = quick if args.quick else full
+    given = {key: value if (value := getattr(args, key)) is not None else chosen[key] for key in full}
+    if not given["seconds"] > 0:
+        raise ValueError(f"--seconds must be above 0, got {given['seconds']}")
+    heads, kv_heads = _count("--heads")(args.heads), _count("--kv-heads")(args.kv_heads)
+    if heads % kv_heads:
+        raise ValueError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
+    if args.isa:
+        os.environ["CLOSECALL_ISA"] = _name("--isa", tuple(cpu.tiers()))(args.isa)
+    return {
+        "contexts": _each(given["contexts"], _count("--contexts")),
+        "dtypes": _each(args.dtypes, _name("--dtypes", ("fp32", "bf16", "fp16"))),
+        "dims": _each(given["dims"], _count("--dims")),
+        "threads": _each(given["threads"], _threads),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "repeats": _count("--repeats")(args.repeats),
+        "seconds": given["seconds"],
+    }
+
+
+def _attention(benchmarks: Benchmarks) -> None:
+    parser = benchmarks.add_parser(
+        "attention",
+        help="selection + attention over whole prompts",
+        description="Times selection + attention over a whole prompt against torch SDPA, our own kernel run dense,\n"
+        "and compiled FlexAttention on the same blocks. Finished cells are kept: the same command goes on\n"
+        "where it was stopped.",
+    )
+    _shared(parser, ATTENTION, ATTENTION_QUICK, heads=4, kv=1)
+    parser.add_argument(
+        "--policies", metavar="NAME,...", default="router-on-quest", help="presets to time (%(default)s)"
+    )
+    parser.add_argument(
+        "--budget", metavar="K", default="33", help="budget in blocks; tiles keep twice that (%(default)s)"
+    )
+    parser.add_argument(
+        "--baselines", metavar="NAME,...", help="of sdpa, dense, flex (default all; with --quick no flex)"
+    )
+
+    def run(args: argparse.Namespace) -> None:
+        from . import attention, runner
+
+        budget = _count("--budget")(args.budget)
+        names = _each(args.policies, _name("--policies", tuple(n for n in PRESETS if n != "dense")))
+        baselines = args.baselines or ("sdpa,dense" if args.quick else "sdpa,dense,flex")
+        bench = attention.AttentionBench(
+            policies=tuple(policy(name, budget=budget) for name in names),
+            baselines=_each(baselines, _name("--baselines", attention.BASELINES)),
+            **_grid(args, ATTENTION, ATTENTION_QUICK),
+        )
+        runner.run(bench, args.out, fresh=args.fresh)
+
+    parser.set_defaults(run=run)
+
+
+def _decode(benchmarks: Benchmarks) -> None:
+    parser = benchmarks.add_parser(
+        "decode",
+        help="one query row over a long cache",
+        description="Times one query row over a long cache, every key read, against torch SDPA.",
+    )
+    _shared(parser, DECODE, DECODE_QUICK, heads=32, kv=8)
+
+    def run(args: argparse.Namespace) -> None:
+        from . import decode, runner
+
+        runner.run(decode.DecodeBench(**_grid(args, DECODE, DECODE_QUICK)), args.out, fresh=args.fresh)
+
+    parser.set_defaults(run=run)
+
+
+BENCHMARKS = (_attention, _decode)
+
+
+def add(benchmarks: Benchmarks) -> None:
+    for each in BENCHMARKS:
+        each(benchmarks)

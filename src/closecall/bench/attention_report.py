@@ -1,0 +1,104 @@
+"""The table and the plots of the attention benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..policy import Policy
+from . import inputs, plot
+from .store import Facts
+from .table import Column, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Measured = Sequence[tuple[Facts, Facts]]
+
+COLUMNS = (
+    Column("context", lambda r: inputs.size(r["context"])),
+    Column("type", lambda r: r["dtype"], left=True),
+    Column("D", lambda r: r["dim"]),
+    Column("threads", lambda r: r["threads"]),
+    Column("policy", lambda r: r["policy"], left=True),
+    Column("SDPA ms", lambda r: r["sdpa_ms"] and inputs.three_digits(r["sdpa_ms"])),
+    Column("ours ms", lambda r: inputs.three_digits(r["ms"])),
+    Column("vs SDPA", lambda r: r["vs_sdpa"], ".2f"),
+    Column("vs our dense", lambda r: r["vs_dense"], ".2f"),
+    Column("vs Flex", lambda r: r["attend_vs_flex"], ".2f"),
+    Column("selection", lambda r: r["select_share"], ".1%"),
+    Column("kept", lambda r: r["kept"], ".1%"),
+    Column("GFLOP/s", lambda r: r["gflops"], ".0f"),
+    Column("of peak", lambda r: r["share_of_peak"], ".0%"),
+    Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
+    Column("1 thread/all", lambda r: r["one_thread_over_all"], ".2f"),
+)
+
+
+def _rows(measured: Measured) -> list[dict[str, Any]]:
+    return [
+        cell
+        | row
+        | {
+            "policy": name,
+            "ms": result["ms"][name],
+            "sdpa_ms": result["ms"].get("sdpa"),
+            "extra_mib": result["extra_mib"][name],
+        }
+        for cell, result in measured
+        for name, row in result["ours"].items()
+    ]
+
+
+def _where(machine: Facts, cell: Facts) -> str:
+    return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}"
+
+
+def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Table:
+    cell, _ = measured[0]
+    peaks = sorted({f"{c['dtype']} {r['peak_gflops']:.0f}" for c, r in measured if r["peak_gflops"]})
+    forms = sorted({r["sdpa_form"] for _, r in measured if "sdpa_form" in r})
+    problems = sorted({r["flex_problem"] for _, r in measured if "flex_problem" in r})
+    rounds = [r["rounds"] for _, r in measured]
+    notes = [
+        *map(str, policies),
+        "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
+        "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
+        "GFLOP/s: of the attention kernel, over the kept blocks. 1 thread/all: one thread's time over this row's.",
+        f"Medians of {min(rounds)} to {max(rounds)} interleaved rounds; standard normal q, k, v.",
+        *([f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."] if peaks else []),
+        *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
+        *(f"No FlexAttention: {problem}" for problem in problems),
+    ]
+    heads = f"{cell['heads']} query heads on {cell['kv_heads']} key head{'s' if cell['kv_heads'] > 1 else ''}"
+    return Table(f"Selection + attention: {_where(machine, cell)}; {heads}", COLUMNS, _rows(measured), notes)
+
+
+SERIES = (
+    plot.Series("vs_sdpa", "torch SDPA", "#c2410c", "o"),
+    plot.Series("vs_dense", "our kernel, dense", "#1d4ed8", "s"),
+    plot.Series("attend_vs_flex", "FlexAttention,\nsame blocks", "#6b7280", "^"),
+)
+
+
+def figures(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> dict[str, Figure]:
+    """One figure per policy and thread count; the first policy on the fewest threads is `attention`."""
+    rows = _rows(measured)
+    found = {}
+    for p in policies:
+        for threads in sorted({r["threads"] for r in rows}):
+            mine = [r for r in rows if r["policy"] == p.name and r["threads"] == threads]
+            stem = "-".join(
+                ["attention"]
+                + ([p.name] if p != policies[0] else [])
+                + ([f"{threads}-threads"] if threads != min(r["threads"] for r in rows) else [])
+            )
+            found[stem] = plot.speedups(
+                title=f"How much faster is {p.name}?",
+                subtitle=f"selection + attention; {_where(machine, mine[0])}, "
+                f"{threads} thread{'s' if threads > 1 else ''}\n{p}",
+                rows=mine,
+                series=SERIES,
+                panels=("dtype", "dim"),
+            )
+    return found

@@ -1,0 +1,35 @@
+"""Finished cells on disk, one JSON file per benchmark, written after every cell."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]  # JSON values only
+
+
+class Store:
+    """Records `{"machine", "cell", "result"}`. Those of other machines, versions and settings stay beside ours."""
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path = path
+        self.records: list[Facts] = []
+        if path.exists() and not fresh:
+            try:
+                self.records = json.loads(path.read_text())["records"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} is not a file of benchmark results: start over with --fresh") from error
+
+    def find(self, machine: Facts, cell: Facts) -> Facts | None:
+        """The result of this cell on this machine."""
+        matching = (r["result"] for r in self.records if r["machine"] == machine and r["cell"] == cell)
+        return next(matching, None)
+
+    def add(self, machine: Facts, cell: Facts, result: Facts) -> None:
+        self.records.append({"machine": machine, "cell": cell, "result": result})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = self.path.with_suffix(".part")
+        whole.write_text(json.dumps({"records": self.records}, indent=1) + "\n")
+        os.replace(whole, self.path)

@@ -1,0 +1,113 @@
+"""The command line: parses, calls, prints. What a command does lives elsewhere and is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .policy import unknown
+
+ABOUT = """\
+closecall makes long-context prefill of existing language models fast: each tile of 64 queries
+reads only the blocks of 64 keys that score best, and where that choice is a close call, it looks
+at more blocks.
+"""
+
+EXAMPLES = """\
+start here:
+  closecall info                     is the fast backend built, and what will run on my machine?
+  closecall bench attention --quick  two minutes: our speed against torch on this machine
+
+in Python:
+  policy = closecall.policy("router-on-quest", budget=33)
+  out = closecall.attention(q, k, v, policy)        # q [B, H, M, D]; k, v [B, Hkv, N, D]
+
+`closecall COMMAND --help` explains a command.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, with the near match for a mistyped command."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise unknown(str(action.metavar or action.dest).lower(), value, map(str, action.choices))
+
+    def error(self, message: str) -> Any:
+        raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+
+Commands = Any  # argparse's sub-parser collection, whose type is private
+
+
+def _info(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "info",
+        help="what this machine runs: backends, instruction sets, and why",
+        description="Prints versions, the CPU, the native backend's instruction-set tiers, and which backend\n"
+        'backend="auto" takes for which tensors. CLOSECALL_ISA=avx2 (say) forces a tier.',
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+    def run(args: argparse.Namespace) -> None:
+        from . import info
+
+        facts = info.gather()
+        print(json.dumps(facts, indent=2) if args.json else info.render(facts))
+
+    parser.set_defaults(run=run)
+
+
+def _bench(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure speed against torch, with a table and a plot",
+        description="Times our kernels and their rivals in turn, in one loop, and reports medians of ratios.",
+    )
+    from .bench import arguments
+
+    parser.set_defaults(run=lambda _: parser.print_help())
+    arguments.add(parser.add_subparsers(title="benchmarks", metavar="BENCHMARK"))
+
+
+COMMANDS = (_info, _bench)
+
+
+def parser() -> argparse.ArgumentParser:
+    root = Parser(prog="closecall", description=ABOUT, epilog=EXAMPLES)
+    root.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    root = parser()
+    try:
+        args = root.parse_args(argv)
+        if args.version:
+            from . import __version__
+
+            print(f"closecall {__version__}")
+        elif not hasattr(args, "run"):
+            root.print_help()
+        else:
+            args.run(args)
+        sys.stdout.flush()
+    except ValueError as error:
+        print(f"closecall: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("closecall: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `closecall info | head`: the reader had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,107 @@
+"""Which blocks are kept: every backend against the brute force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from compare import assert_selection, kept_of
+from drawing import Case, cases, over
+from engines import Engine
+
+import closecall
+
+CUTTING = ("topk", "quest", "router", "router-on-quest")
+
+
+@over(60, case=cases(numbers=("integers", "ties"), odd_blocks=False, presets=CUTTING))
+def test_integers_are_selected_block_for_block(engine: Engine, case: Case) -> None:
+    """Small integers score without rounding and tie often, so nothing excuses a difference."""
+    q, k, _ = case.tensors()
+    selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())
+    assert_selection(case, q, k, selection)
+
+
+@over(40, case=cases())
+def test_selection_matches_the_oracle_up_to_rounding(engine: Engine, case: Case) -> None:
+    q, k, _ = case.tensors()
+    selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())
+    assert_selection(case, q, k, selection)
+
+
+@over(20, case=cases(dtypes=(torch.float64,)))
+def test_reference_in_float64_matches_to_its_last_digits(case: Case) -> None:
+    q, k, _ = case.tensors()
+    selection = Engine("reference").select(q, k, case.policy(), scale=case.scale, **case.arguments())
+    assert_selection(case, q, k, selection)
+
+
+def hand_made() -> tuple[torch.Tensor, torch.Tensor]:
+    """One head, 8 blocks of 2 keys and one row per tile; block b's keys all equal (score of b)."""
+    scores = torch.tensor([0.0, 3.0, 7.0, 3.0, 5.0, 1.0, 3.0, 0.0])
+    k = scores.repeat_interleave(2)[None, None, :, None]
+    return torch.ones(1, 1, 16, 1), k.contiguous()
+
+
+def test_the_worked_example(engine: Engine) -> None:
+    """The last tile sees 8 blocks: 0 (sink) and 7 (own) are forced, the rest rank 2, 4, 1, 3, 6, 5."""
+    q, k = hand_made()
+    policy = closecall.policy("topk", budget=2, tile_factor=2.5, block=2, tile=2)
+    selection = engine.select(q, k, policy, scale=1.0)
+    assert kept_of(selection)[0, 0, 7] == [0, 1, 2, 4, 7]
+    # c = 5 - 2 = 3: (s[2] - s[3]) / (s[0] - s[3]) = (3 - 3) / (7 - 3)
+    assert selection.margin[0, 0, 7] == 0
+    # Tile 6 sees blocks 0..6, 0 and 6 forced: ranked 7, 5, 3, 3, 1.
+    assert kept_of(selection)[0, 0, 6] == [0, 1, 2, 4, 6]
+    # Tile 5 sees 0..5: ranked 7, 5, 3, 3.
+    assert selection.margin[0, 0, 5] == 0
+    assert bool(selection.margin[0, 0, :5].isnan().all())
+    assert selection.counts[0, 0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5]
+    wider = engine.select(q, k, closecall.policy("topk", budget=2, tile_factor=2, block=2, tile=2), scale=1.0)
+    assert kept_of(wider)[0, 0, 7] == [0, 2, 4, 7]
+    assert wider.margin[0, 0, 7] == (5 - 3) / (7 - 3)
+
+
+def test_measured_properties(engine: Engine) -> None:
+    q, k = hand_made()
+    policy = closecall.policy("router", budget=5, tile_factor=1, block=2, tile=2, rho=1.2, q=0.4)
+    selection = engine.select(q, k, policy, scale=1.0)
+    # Eligible: tiles 5, 6 and 7, all of margin 0; ceil(0.4 * 3) = 2 of them, the later ones, keep 6 blocks.
+    assert selection.triggered[0, 0].tolist() == [False] * 6 + [True, True]
+    assert selection.counts[0, 0].tolist() == [1, 2, 3, 4, 5, 5, 6, 6]
+    assert selection.effective_budget == (1 + 2 + 3 + 4 + 5 + 5 + 6 + 6) / 8
+    assert selection.kept_fraction == 32 / 36
+    assert selection.trigger_rate == 2 / 3
+    assert "4.0" in str(selection)
+
+
+def test_measured_properties_where_nothing_is_cut(engine: Engine) -> None:
+    q, k = hand_made()
+    selection = engine.select(q, k, "dense")
+    assert selection.kept_fraction == 1
+    assert math.isnan(selection.trigger_rate)
+    empty = engine.select(q, k, "dense", key_padding=torch.zeros(1, 16, dtype=torch.bool))
+    assert int(empty.counts.sum()) == 0
+    assert math.isnan(empty.kept_fraction)
+    assert math.isnan(empty.effective_budget)
+
+
+def test_padded_tiles_do_not_count_in_the_measured_properties(engine: Engine) -> None:
+    q, k = (torch.randn(2, 1, 64, 8) for _ in range(2))
+    padding = torch.ones(2, 64, dtype=torch.bool)
+    padding[1, 16:] = False
+    selection = engine.select(q, k, closecall.policy("dense", block=16, tile=16), key_padding=padding)
+    assert selection.effective_budget == (1 + 2 + 3 + 4 + 1) / 5
+    assert selection.kept_fraction == 1
+
+
+@pytest.mark.parametrize("preset", ["dense", "topk", "quest", "router", "router-on-quest"])
+def test_presets_by_name_take_the_defaults(engine: Engine, preset: str) -> None:
+    q, k = torch.randn(1, 2, 70 * 64, 8), torch.randn(1, 1, 70 * 64, 8)
+    selection = engine.select(q[:, :, -128:], k, preset)
+    assert (selection.block, selection.tile, selection.n_blocks) == (64, 64, 70)
+    last = selection.counts[0, :, -1].tolist()
+    assert last == {"dense": [70, 70], "topk": [66, 66], "quest": [66, 66]}.get(preset, [70, 70] if last[0] > 66 else last)
+    if preset.startswith("router"):
+        assert sorted(selection.counts[0, 0].tolist()) == sorted([69, 66] if last[0] == 66 else [66, 70])
