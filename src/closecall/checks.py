@@ -60,6 +60,6 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_scale(scale: float | None, dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(dim)
-    if not math.isfinite(scale) or scale <= 0:
+    if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale <= 0:
         raise ValueError(f"scale must be a positive number (None means 1/sqrt(head dim)), got {scale!r}")
     return float(scale)

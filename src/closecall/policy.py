@@ -71,6 +71,8 @@ class Registry(Generic[C]):
         return cls(**{f.name: params[f.name] for f in dataclasses.fields(cls) if f.name in params})
 
     def from_dict(self, data: dict[str, Any]) -> C:
+        if not isinstance(data, dict) or "name" not in data:
+            raise ValueError(f"a {self.kind} is written as an object with its name and parameters, got {data!r}")
         params = dict(data)
         cls = self[params.pop("name")]
         known = {f.name for f in dataclasses.fields(cls)}
@@ -143,10 +145,10 @@ class Policy:
     @classmethod
     def from_json(cls, text: str) -> Policy:
         data = json.loads(text)
-        version = data.pop("closecall_policy", None)
+        version = data.pop("closecall_policy", None) if isinstance(data, dict) else None
         if version != JSON_VERSION:
             raise ValueError(f"not a policy of JSON version {JSON_VERSION}: closecall_policy is {version!r}")
-        scorer, rule = data.pop("scorer"), data.pop("rule")
+        scorer, rule = data.pop("scorer", None), data.pop("rule", None)
         known = {f.name for f in dataclasses.fields(cls)} - {"scorer", "rule"}
         for key in data:
             if key not in known:

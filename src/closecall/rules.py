@@ -38,6 +38,10 @@ class Decision:
     triggered: Tensor
 
 
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def margins(ranked: Ranked, tile_budget: int) -> Tensor:
     """Eq. 4 per (sequence, head, tile): how decisive the cut at `tile_budget` was, NaN where nothing was cut.
 
@@ -64,8 +68,9 @@ def _fixed_point(margin: Tensor) -> Tensor:
 
 def _share(q: float, totals: Tensor) -> Tensor:
     """ceil(q * totals), exactly, for the decimal the user typed (0.07 * 100 is 7, not 8)."""
-    f = Fraction(str(q)).limit_denominator(10**9)
-    return (f.numerator * totals + f.denominator - 1) // f.denominator
+    f = Fraction(str(q)).limit_denominator(10**9)  # keeps the product below within int64
+    share = (f.numerator * totals + f.denominator - 1) // f.denominator
+    return share.maximum(totals.clamp(max=1)) if q > 0 else share
 
 
 def _lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
@@ -146,7 +151,8 @@ class Random(_TileShare):
         new = torch.ones_like(sequence, dtype=torch.bool)
         new[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
         number = tile - torch.where(new, tile, 0).cummax(1).values
-        x = (number + 1) * 2654435761 + self.seed * 40503 + 12345  # xorshift mixing in 31 bits; int64 never overflows
+        # Xorshift mixing in 31 bits; int64 never overflows.
+        x = ((number + 1) * 2654435761 + self.seed * 40503 + 12345) & 0x7FFFFFFF
         for shift, factor in ((16, 73244475), (15, 73244475), (16, 1)):
             x = ((x ^ (x >> shift)) * factor) & 0x7FFFFFFF
         return x
@@ -188,7 +194,7 @@ class Absolute(Trigger):
     threshold: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
+        if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be in [0, 1] like the margin it is compared with, got {self.threshold!r}")
 
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
@@ -247,7 +253,7 @@ class TopK(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 1:
             raise ValueError(f"budget must be a whole number of blocks, at least 1, got {self.budget!r}")
-        product = self.tile_factor * self.budget
+        product = self.tile_factor * self.budget if is_number(self.tile_factor) else math.nan
         if not product >= 1 or not math.isfinite(product) or product != round(product):
             raise ValueError(
                 f"tile_factor * budget must be a whole number of blocks, at least 1, "
@@ -292,9 +298,9 @@ class Router(TopK):
             object.__setattr__(self, "trigger", TRIGGERS.from_dict(self.trigger))
         if not isinstance(self.trigger, Trigger):
             raise TypeError(f"trigger must be a Trigger or one of {', '.join(TRIGGERS.names())}, got {self.trigger!r}")
-        if not 0 <= self.q <= 1:
+        if not is_number(self.q) or not 0 <= self.q <= 1:
             raise ValueError(f"q must be in [0, 1], the fraction of tiles to expand, got {self.q!r}")
-        if not 1 <= self.rho < math.inf:
+        if not is_number(self.rho) or not 1 <= self.rho < math.inf:
             raise ValueError(f"rho must be at least 1, the factor of a triggered tile's budget, got {self.rho!r}")
 
     def check(self, policy: Policy) -> None:

@@ -65,8 +65,7 @@ class AttentionBench:
         ]
 
     def label(self, cell: Facts) -> str:
-        threads = "1 thread" if cell["threads"] == 1 else f"{cell['threads']} threads"
-        return f"{inputs.size(cell['context'])} {cell['dtype']} D={cell['dim']}, {threads}"
+        return f"{inputs.size(cell['context'])} {cell['dtype']} D={cell['dim']}, {inputs.threads(cell['threads'])}"
 
     def guess(self, cell: Facts) -> float:
         dense: float = 2 * cell["heads"] * cell["context"] ** 2 * cell["dim"] / (80e9 * cell["threads"])

@@ -31,7 +31,7 @@ COLUMNS = (
     Column("GFLOP/s", lambda r: r["gflops"], ".0f"),
     Column("of peak", lambda r: r["share_of_peak"], ".0%"),
     Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
-    Column("1 thread/all", lambda r: r["one_thread_over_all"], ".2f"),
+    Column("scaling", lambda r: r["one_thread_over_all"], ".2f"),
 )
 
 
@@ -50,8 +50,9 @@ def _rows(measured: Measured) -> list[dict[str, Any]]:
     ]
 
 
-def _where(machine: Facts, cell: Facts) -> str:
-    return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}"
+def _how(machine: Facts, cell: Facts) -> str:
+    heads = f"{cell['heads']} query heads on {cell['kv_heads']} key head{'s' if cell['kv_heads'] > 1 else ''}"
+    return f"{cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
 def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Table:
@@ -64,14 +65,13 @@ def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Tab
         *map(str, policies),
         "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
         "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
-        "GFLOP/s: of the attention kernel, over the kept blocks. 1 thread/all: one thread's time over this row's.",
+        "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
         f"Medians of {min(rounds)} to {max(rounds)} interleaved rounds; standard normal q, k, v.",
         *([f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."] if peaks else []),
         *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
         *(f"No FlexAttention: {problem}" for problem in problems),
     ]
-    heads = f"{cell['heads']} query heads on {cell['kv_heads']} key head{'s' if cell['kv_heads'] > 1 else ''}"
-    return Table(f"Selection + attention: {_where(machine, cell)}; {heads}", COLUMNS, _rows(measured), notes)
+    return Table(f"Selection + attention: {machine['cpu']}, {_how(machine, cell)}", COLUMNS, _rows(measured), notes)
 
 
 SERIES = (
@@ -84,19 +84,15 @@ SERIES = (
 def figures(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> dict[str, Figure]:
     """One figure per policy and thread count; the first policy on the fewest threads is `attention`."""
     rows = _rows(measured)
+    counts = sorted({r["threads"] for r in rows})
     found = {}
     for p in policies:
-        for threads in sorted({r["threads"] for r in rows}):
+        for threads in counts:
             mine = [r for r in rows if r["policy"] == p.name and r["threads"] == threads]
-            stem = "-".join(
-                ["attention"]
-                + ([p.name] if p != policies[0] else [])
-                + ([f"{threads}-threads"] if threads != min(r["threads"] for r in rows) else [])
-            )
-            found[stem] = plot.speedups(
-                title=f"How much faster is {p.name}?",
-                subtitle=f"selection + attention; {_where(machine, mine[0])}, "
-                f"{threads} thread{'s' if threads > 1 else ''}\n{p}",
+            told_apart = [*([p.name] if p != policies[0] else []), *([f"{threads}t"] if threads != counts[0] else [])]
+            found["-".join(["attention", *told_apart])] = plot.speedups(
+                title=f"How much faster is {p.name}?  {machine['cpu']}, {inputs.threads(threads)}",
+                subtitle=f"selection + attention over a whole prompt; {_how(machine, mine[0])}\n{p}",
                 rows=mine,
                 series=SERIES,
                 panels=("dtype", "dim"),

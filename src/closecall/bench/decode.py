@@ -26,7 +26,7 @@ COLUMNS = (
     Column("ours ms", lambda r: inputs.three_digits(r["ours_ms"])),
     Column("vs SDPA", lambda r: r["vs_sdpa"], ".2f"),
     Column("GB/s", lambda r: r["gb_per_second"], ".1f"),
-    Column("1 thread/all", lambda r: r["one_thread_over_all"], ".2f"),
+    Column("scaling", lambda r: r["one_thread_over_all"], ".2f"),
     Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
     Column("SDPA form", lambda r: r["sdpa_form"], left=True),
 )
@@ -101,6 +101,7 @@ class DecodeBench:
         rounds = [r["rounds"] for _, r in measured]
         notes = [
             "vs SDPA: its time over ours on as many threads; above 1 we are faster. GB/s: of keys and values read.",
+            "scaling: one thread's time over this row's.",
             f"Medians of {min(rounds)} to {max(rounds)} interleaved rounds; standard normal q, k, v.",
             "SDPA is torch's flash kernel, in the faster of its forms for grouped heads.",
         ]
@@ -113,9 +114,7 @@ class DecodeBench:
             panel[f"vs_sdpa_{row['threads']}"] = row["vs_sdpa"]
         colours = ("#c2410c", "#1d4ed8", "#047857", "#6b7280")
         series = [
-            plot.Series(
-                f"vs_sdpa_{n}", "1 thread" if n == 1 else f"{n} threads", colours[i % len(colours)], "os^D"[i % 4]
-            )
+            plot.Series(f"vs_sdpa_{n}", inputs.threads(n), colours[i % len(colours)], "os^D"[i % 4])
             for i, n in enumerate(self.threads)
         ]
         figure = plot.speedups(

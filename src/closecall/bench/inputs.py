@@ -75,6 +75,10 @@ def size(n: int) -> str:
     return f"{n // 1024}K" if n % 1024 == 0 else str(n)
 
 
+def threads(n: int) -> str:
+    return "1 thread" if n == 1 else f"{n} threads"
+
+
 def three_digits(x: float) -> str:
     """12345.6 as 12346, 12.34 as 12.3, 0.01234 as 0.0123."""
     return f"{x:.0f}" if x >= 99.5 else f"{x:.1f}" if x >= 9.95 else f"{x:.2f}" if x >= 0.995 else f"{x:.3g}"

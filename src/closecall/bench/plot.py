@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .inputs import size, three_digits
+from .inputs import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,10 @@ class Series:
 Row = dict[str, Any]
 
 
+def times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio >= 9.95 else f"{ratio:.2f}x"
+
+
 def _points(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:
     return sorted((r["context"], r[key]) for r in rows if r.get(key) is not None)
 
@@ -50,7 +55,7 @@ def _label_ends(axes: Axes, lines: list[tuple[Series, list[tuple[int, float]]]],
     heights = _apart([math.log2(points[-1][1] / low) / span for _, points in lines], LABEL_GAP)
     for (series, points), height in zip(lines, heights, strict=True):
         axes.annotate(
-            f"{three_digits(points[-1][1])}x  {series.label}",
+            f"{times(points[-1][1])}  {series.label}",
             xy=(1, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
             color=series.colour, va="center", fontsize=9, linespacing=1.1,
         )  # fmt: skip
@@ -91,9 +96,13 @@ def speedups(
     across = list(dict.fromkeys(r[panels[0]] for r in rows))
     down = list(dict.fromkeys(r[panels[1]] for r in rows))
     values = [y for s in series for _, y in _points(rows, s.key)] or [1.0]
-    low = 2.0 ** math.floor(math.log2(min(0.9, *values)) - 0.1)
+    low = 2.0 ** (math.log2(min(1.0, *values)) - 0.35)
     high = 2.0 ** (math.log2(max(2.0, *values)) + 0.25)
-    width, height = 1.0 + 5.2 * len(across), 1.5 + 3.2 * len(down)
+    width = 1.0 + 5.2 * len(across)
+    head = [(line, 14, "bold", INK) for line in textwrap.wrap(title, int(7.5 * width))]
+    head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(13.5 * width))]
+    above = 0.55 + sum(points * 1.55 / 72 for _, points, _, _ in head)  # inches over the panels
+    height = above + 0.55 + 3.0 * len(down)
     figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
     grid = figure.subplots(len(down), len(across), squeeze=False, sharey=True)
     for i, d in enumerate(down):
@@ -108,10 +117,11 @@ def speedups(
     for axes in grid[-1]:
         axes.set_xlabel("context (tokens)", color=QUIET, fontsize=9)
     grid[0][0].set_ylabel("times faster than", color=QUIET, fontsize=9)
-    left = 0.75 / width
-    figure.text(left - 0.35 / width, 1 - 0.28 / height, title, fontsize=14, fontweight="bold", color=INK, va="center")
-    figure.text(left - 0.35 / width, 1 - 0.5 / height, subtitle, fontsize=9, color=QUIET, va="top", linespacing=1.4)
+    y = 0.15
+    for line, points, weight, colour in head:
+        figure.text(0.4 / width, 1 - y / height, line, fontsize=points, fontweight=weight, color=colour, va="top")
+        y += points * 1.55 / 72
     figure.subplots_adjust(
-        left=left, right=1 - 1.7 / width, top=1 - 1.2 / height, bottom=0.55 / height, wspace=0.5, hspace=0.32
+        left=0.75 / width, right=1 - 1.85 / width, top=1 - above / height, bottom=0.55 / height, wspace=0.5, hspace=0.32
     )
     return figure

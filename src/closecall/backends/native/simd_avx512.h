@@ -8,7 +8,7 @@ namespace {
 
 using V = __m512;
 constexpr int LANES = 16;
-constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 12, DIMS_AT_ONCE = 8;         // attention: 16 accumulators of 32 registers
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 12, DIMS_AT_ONCE = 8;         // attention: 24 and 16 accumulators of 32 registers
 constexpr int SCORE_VECTORS = 4, BLOCKS_AT_ONCE = 6;     // scoring: 24 accumulators
 
 inline V load(const float* p) { return _mm512_loadu_ps(p); }

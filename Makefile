@@ -1,0 +1,52 @@
+# Every target sets up what it needs from a bare clone. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+NATIVE := $(wildcard src/closecall/backends/native/*)
+ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
+SAY     = @printf '\n== %s\n'
+
+.PHONY: help demo test lint bench fuzz sanitize wheel clean
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
+	$(SAY) "Making a virtual environment in $(VENV) and building closecall (first time: a few minutes, CPU torch is 200 MB)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	CLOSECALL_REQUIRE_NATIVE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## What closecall does to attention on this machine, in two minutes
+	$(SAY) "What was picked on this machine"
+	$(BIN)/closecall info
+	$(SAY) "Selection + attention against torch SDPA and against our own kernel run dense"
+	$(BIN)/closecall bench attention --quick --out out/demo
+
+test: $(READY) lint  ## Lint, types and every test (about ten minutes on 2 cores)
+	$(SAY) "Tests: native, flex and reference against a float64 oracle, every instruction-set tier"
+	$(BIN)/pytest -q -n 2
+
+lint: $(READY)
+	$(SAY) "Lint and types"
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(READY)  ## The full attention benchmark: 4K to 128K, fp32 and bf16 (hours; resumes where it was stopped)
+	$(BIN)/closecall bench attention --out out/bench
+	$(BIN)/closecall bench decode --out out/bench
+
+fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds
+	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2
+
+sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
+	$(SAY) "Building the native code with sanitizers into build/sanitize"
+	CLOSECALL_REQUIRE_NATIVE=1 CLOSECALL_SANITIZE=1 $(BIN)/python setup.py -q build --build-base build/san --build-lib build/sanitize
+	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize CLOSECALL_SANITIZED=1 \
+	  $(BIN)/pytest -q -p no:cacheprovider tests
+
+wheel: $(READY)  ## One abi3 wheel in dist/, built without torch
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
+
+clean:  ## Removes everything the other targets made
+	rm -rf $(VENV) build dist out src/*.egg-info
+	find src -name '*.so' -delete
