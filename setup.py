@@ -14,8 +14,9 @@ NATIVE = "src/closecall/backends/native"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 # With these, AddressSanitizer and UBSan watch the native code (`make sanitize`).
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
-COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall",
-          "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # gcc 12 warns about its own AVX-512 headers
+# gcc 12 warns that its own AVX-512 headers use uninitialised variables.
+QUIET = ["-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", *QUIET]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"]
 TIERS = {
     "tier_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
@@ -62,7 +63,7 @@ setup(
             extra_compile_args=COMMON,
             extra_link_args=["-pthread"] if sys.platform != "win32" else [],
             py_limited_api=True,
-            # Without a compiler the package still installs; `closecall info` then says that only slower backends are left.
+            # Without a compiler the package still installs; `closecall info` then says that slower backends are left.
             optional=not os.environ.get("CLOSECALL_REQUIRE_NATIVE"),
         )
     ],

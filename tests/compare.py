@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import torch
-from drawing import Case
 
 import closecall
+import oracle
+from drawing import Case
 
 
 def kept_of(selection: closecall.Selection) -> dict[tuple[int, int, int], list[int]]:

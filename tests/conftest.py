@@ -7,8 +7,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
-from engines import ENGINES, FUZZ, Engine
 from hypothesis import HealthCheck, settings
+
+from engines import ENGINES, FUZZ, Engine
 
 # A normal run is the same everywhere; a fuzz run differs every time and prints how to repeat what it found.
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]

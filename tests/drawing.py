@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import oracle
 import torch
-from engines import FLOATS, Engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import closecall
+import oracle
+from engines import FLOATS, Engine
 
 HEADS = [(1, 1), (2, 1), (4, 2), (5, 1), (7, 7), (9, 3), (16, 2), (28, 4), (40, 8)]
 DIMS = [32, 64, 80, 96, 128, 192, 256, 33, 100, 1]
@@ -161,8 +162,8 @@ def drawn(
     preset = r.choice(presets)
     room = max(40, work // (batch * heads))
 
-    # The rule's numbers: room for at least two free blocks beside the most that can be forced. Of three draws, the first
-    # whose budget leaves something to cut.
+    # The rule's numbers: room for at least two free blocks beside the most that can be forced. Of three draws, the
+    # first whose budget leaves something to cut.
     for _ in range(3):
         block, tile = r.choice(sizes), r.choice(sizes)
         most_forced = sinks + (tile + block - 2) // block + 1
@@ -190,7 +191,7 @@ def drawn(
     if style == "packed":
         cuts = [r.randint(0, r.choice([k_len, min(k_len, tile)])) for _ in range(r.randint(0, 3))]
         bounds = sorted([0, *cuts, k_len])
-        lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        lengths = [b - a for a, b in itertools.pairwise(bounds)]
         lengths = r.sample(lengths, len(lengths))
     else:
         q_len = min(r.choice([k_len, k_len, r.randint(1, k_len), 1]), most_rows)
@@ -219,7 +220,7 @@ def cases(
     work: int = 4000,
     cells: int = 150,
 ) -> Case:
-    """Calls of about `work` (batch row, head, key) and `cells` (batch row, head, tile) triples at most, most with a cut.
+    """Calls of at most about `work` (batch row, head, key) and `cells` (batch row, head, tile) triples, mostly cut.
 
     One seed decides a whole case: drawn field by field, hypothesis mostly varies one field of the case before.
     """

@@ -170,8 +170,8 @@ def budget(sizes, p, v, out, lse, n_blocks: int, dim: int, dtype: torch.dtype) -
     sizes: scale * sum_d |q_d k_d| per (row, key); p: exact probabilities; v: values; out, lse: the exact results.
 
     With u the unit roundoff of the arithmetic:
-    - a logit is a product of `dim` terms, scaled, shifted by the running maximum (at most the largest size) and put into
-      an exponential that may work in base 2: its error is at most `delta_j = u ((dim + 8) size_j + 8 max size)`;
+    - a logit is a product of `dim` terms, scaled, shifted by the running maximum (at most the largest size) and put
+      into an exponential that may work in base 2: its error is at most `delta_j = u ((dim + 8) size_j + 8 max size)`;
     - a probability exp(l_j + e_j) / sum_i exp(l_i + e_i) with |e| <= delta is off by a factor of at most
       `exp(delta_j + log sum_i p_i exp(delta_i))`;
     - each exponential, each of the n additions to numerator and denominator and each rescaling when a block raises the

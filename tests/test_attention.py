@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+import closecall
 from compare import assert_attention, everything, kept_of
 from drawing import Case, cases, over
 from engines import FLOATS, Engine
 from oracle import attend as brute_force
 from oracle import exact
 
-import closecall
 
-
-@over(80, case=cases())
+@over(250, case=cases())
 def test_attention_matches_the_oracle(engine: Engine, case: Case) -> None:
     q, k, v = case.tensors()
     policy = case.policy()
@@ -36,7 +36,7 @@ def test_reference_in_float64_matches_to_its_last_digits(case: Case) -> None:
     assert_attention(out, lse, brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale))
 
 
-@over(30, case=cases())
+@over(40, case=cases())
 def test_attention_is_select_then_attend(engine: Engine, case: Case) -> None:
     q, k, v = case.tensors()
     selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())

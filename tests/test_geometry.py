@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from drawing import Case, cases, over
 
 from closecall.geometry import Geometry, plan
+from drawing import Case, cases, over
 
 
 def made(case: Case) -> Geometry:

@@ -9,11 +9,11 @@ import pickle
 import warnings
 
 import pytest
-from drawing import Case, cases, over
 
 import closecall
 from closecall import Policy, policy
 from closecall.policy import PRESETS
+from drawing import Case, cases, over
 
 
 def test_the_paper_is_the_default() -> None:

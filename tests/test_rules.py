@@ -6,14 +6,14 @@ import math
 from collections import Counter
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from drawing import over
 from hypothesis import strategies as st
 
 import closecall
+import oracle
 from closecall.rules import Ranked, margins
+from drawing import over
 
 
 def ranked(scores: list[float], visible: int, forced: int) -> Ranked:

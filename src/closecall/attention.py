@@ -36,7 +36,7 @@ def attend(
     """Exact causal softmax attention over the keys of the kept blocks, accumulated in float32.
 
     `q [B, H, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`, any strides; the output is `[B, H, M, Dv]` in q's type.
-    With `return_lse` also the log-sum-exp `[B, H, M]` of every row's scaled scores, to merge partial results. Padded rows,
+    With `return_lse` also the log-sum-exp `[B, H, M]` of each row's scaled scores, to merge partial results. Padded rows,
     and rows that see none of the kept keys, get 0 and -inf.
 
     A NaN or an infinity reaches only the rows that attend to it.
@@ -50,18 +50,22 @@ def attend(
     """
     check_qkv(q, k, v)
     scale = check_scale(scale, q.shape[-1])
+    if not isinstance(selection, Selection):
+        raise TypeError(f"selection must be a closecall.Selection, got {type(selection).__name__}: make it with select")
     g = selection.geometry
     if (g.batch, g.q_len, g.k_len) != (q.shape[0], q.shape[2], k.shape[2]):
         raise ValueError(
             f"the selection was made for B = {g.batch}, M = {g.q_len}, N = {g.k_len}, but the tensors have "
             f"B = {q.shape[0]}, M = {q.shape[2]}, N = {k.shape[2]}: select again on these tensors"
         )
-    selection.check()
-    if selection.kv_idx.shape[1] != q.shape[1]:
-        raise ValueError(f"the selection has {selection.kv_idx.shape[1]} heads but q has {q.shape[1]}")
     if selection.kv_idx.device != q.device or selection.counts.device != q.device:
         raise ValueError(
             f"the selection is on {selection.kv_idx.device} but q is on {q.device}: move it with selection.to()"
+        )
+    selection.check()
+    if selection.kv_idx.shape[1] != q.shape[1]:
+        raise ValueError(
+            f"the selection has {selection.kv_idx.shape[1]} heads but q has {q.shape[1]}: select again on these tensors"
         )
     out, lse = backends.choose(backend, q).attend(q, k, v, selection, g, scale)
     return (out, lse) if return_lse else out

@@ -53,7 +53,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     _check_heads(q, k)
     if v.shape[1:3] != k.shape[1:3]:
         raise ValueError(
-            f"v has {v.shape[1]} heads and {v.shape[2]} keys but k has {k.shape[1]} and {k.shape[2]}: they must be equal"
+            f"v has {v.shape[1]} heads and {v.shape[2]} keys but k has {k.shape[1]} and {k.shape[2]}: make them equal"
         )
 
 

@@ -1,12 +1,13 @@
 """Where each tile's rows and keys lie: one plan for whole, chunked, padded and packed calls.
 
-A *sequence* is a run of real keys in one batch row of the buffer, with the queries of its last positions. Its block grid
-starts at its first real key and its tile grid at its first real query row, so padding and neighbours change nothing.
+A *sequence* is a run of real keys in one batch row of the buffer, with the queries of its last positions. Its block
+grid starts at its first real key and its tile grid at its first real query row, so padding and neighbours change nothing.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,23 @@ class Geometry:
     def visible(self) -> Tensor:
         """Number of blocks that start at or before the tile's last row."""
         return torch.where(self.exists, (self.end + self.block - 1) // self.block, 0)
+
+    @functools.cached_property
+    def problem(self) -> str | None:
+        """What could make a kernel read outside tensors of this plan's lengths; None for every plan made by `plan`."""
+        tables = (self.row, self.rows, self.key, self.pos, self.sequence)
+        for t in tables:
+            if t.dtype != torch.int64 or t.ndim != 2 or t.shape != self.row.shape or not t.is_contiguous() or t.is_meta:
+                return f"its tables must be contiguous int64 [B, T], got {t.dtype} {list(t.shape)}"
+        if min(self.block, self.tile) < 1 or any(bool((t < 0).any()) for t in tables[:4]):
+            return "it holds a negative number"
+        if bool((self.rows > self.tile).any()) or bool((self.row > self.q_len - self.rows).any()):
+            return f"a tile leaves the {self.q_len} query rows or is longer than {self.tile}"
+        if bool((self.key + self.pos.clamp(max=self.k_len) > self.k_len - self.rows).any()):
+            return f"a tile sees keys beyond the {self.k_len} there are"
+        if bool((self.visible > self.n_blocks).any()):
+            return f"a tile sees more than the {self.n_blocks} blocks"
+        return None
 
     def first_own(self) -> Tensor:
         """The first block that overlaps the tile's own rows."""
@@ -95,8 +113,8 @@ def _build(q_len: int, k_len: int, block: int, tile: int, spans: list[list[tuple
     for sequences in spans:
         mine = []
         for row, rows, key, keys in sequences:
-            for at in range(0, rows, tile):
-                mine.append((row + at, min(tile, rows - at), key, keys - rows + at, number))
+            starts = range(0, rows, tile)
+            mine += [(row + at, min(tile, rows - at), key, keys - rows + at, number) for at in starts]
             number += 1
         tiles.append(mine)
     width = max(1, max(map(len, tiles)))
@@ -138,9 +156,9 @@ def _from_padding(q_len: int, block: int, tile: int, key_padding: Tensor) -> Geo
 
 def _from_packed(length: int, block: int, tile: int, cu_seqlens: Tensor) -> Geometry:
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != length or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] != 0 or bounds[-1] != length or any(a > b for a, b in itertools.pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from 0 to the packed length {length}, got {bounds}")
-    spans = [(a, b - a, a, b - a) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    spans = [(a, b - a, a, b - a) for a, b in itertools.pairwise(bounds) if b > a]
     return _build(length, length, block, tile, [spans])
 
 
@@ -156,6 +174,11 @@ def plan(
     """The geometry of a call with `q [batch, H, q_len, D]` and `k [batch, Hkv, k_len, D]`."""
     if key_padding is not None and cu_seqlens is not None:
         raise ValueError("key_padding and cu_seqlens exclude each other: packed sequences have no padding")
+    given: dict[str, object] = {"key_padding": key_padding, "cu_seqlens": cu_seqlens}
+    for name, x in given.items():
+        if x is not None and not isinstance(x, Tensor):
+            what = f"bool [B, N] = {[batch, k_len]}" if name == "key_padding" else "int32 or int64, 1-D"
+            raise TypeError(f"{name} must be a torch.Tensor ({what}), got {type(x).__name__}")
     if key_padding is not None:
         if key_padding.dtype != torch.bool or tuple(key_padding.shape) != (batch, k_len):
             raise ValueError(

@@ -61,8 +61,8 @@ def margins(ranked: Ranked, tile_budget: int) -> Tensor:
 
 
 def _fixed_point(margin: Tensor) -> Tensor:
-    """Margins as int64 in units of 2^-50, NaN as 0. Integer sums do not depend on the order of the heads, on the batch or
-    on how heads are spread over ranks, so neither does the choice of tiles."""
+    """Margins as int64 in units of 2^-50, NaN as 0. Integer sums do not depend on the order of the heads, on the batch
+    or on how heads are spread over ranks, so neither does the choice of tiles."""
     return (margin.double().nan_to_num(nan=0.0) * 2.0**50).round().to(torch.int64)
 
 
@@ -176,7 +176,7 @@ class Last(_TileShare):
 @TRIGGERS.register("per-cell")
 @dataclass(frozen=True)
 class PerCell(Trigger):
-    """Rejected by the paper: the smallest margins among all (head, tile) cells, heads apart. Ties go to the later cell."""
+    """Rejected by the paper: the smallest margins among all (head, tile) cells; ties go to the later cell."""
 
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         cells = [x[:, None].expand_as(margin).flatten() for x in (eligible, sequence)]
@@ -306,7 +306,7 @@ class Router(TopK):
     def check(self, policy: Policy) -> None:
         if self.tile_budget - policy.most_forced <= 1:
             warnings.warn(
-                f"tile budget {self.tile_budget} can leave one free block beside up to {policy.most_forced} forced ones: "
+                f"tile budget {self.tile_budget} can leave one free block beside {policy.most_forced} forced ones: "
                 "the margin is then 1 for every tile and decides nothing; use a larger budget",
                 stacklevel=4,
             )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .policy import SCORERS, Component
 
-# Reductions of row scores [..., rows, blocks] to tile scores [..., blocks]. The paper's is the maximum: dropping a block
-# that one row badly wants is worse than dropping one that many rows want a little. A row whose score is NaN has no say
+# Reductions of row scores [..., rows, blocks] to tile scores [..., blocks]. The paper's is the maximum: dropping a
+# block that one row badly wants is worse than dropping one that many rows want a little. A row whose score is NaN has no say
 # in a maximum; in a mean it cannot be left out.
 AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda rows: rows.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-2),
@@ -30,7 +30,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def blocks_of(keys: Tensor, block: int) -> Iterator[Tensor]:
     """The blocks of keys `[..., N, D]` in order; the last may be shorter and is never padded."""
-    yield from keys.split(block, dim=-2)
+    yield from torch.split(keys, block, dim=-2)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Selection:
     def __str__(self) -> str:
         b, h, t = self.counts.shape
         return (
-            f"Selection: {b} x {h} heads x {t} tiles of {self.tile} rows over {self.n_blocks} blocks of {self.block} keys; "
+            f"Selection: {b} x {h} heads x {t} tiles of {self.tile} rows, {self.n_blocks} blocks of {self.block} keys; "
             f"effective budget {self.effective_budget:.1f}, kept {self.kept_fraction:.1%}, "
             f"triggered {self.trigger_rate:.1%}"
         )
@@ -98,6 +98,8 @@ class Selection:
     def check(self) -> None:
         """Raises ValueError unless the kept blocks are ascending, distinct, visible and as many as counts says."""
         g = self.geometry
+        if g.problem is not None:
+            raise ValueError(f"selection.geometry is not one that select or from_blocks makes: {g.problem}")
         expected = (g.batch, self.kv_idx.shape[1] if self.kv_idx.ndim == 4 else -1, g.n_tiles)
         if self.kv_idx.ndim != 4 or self.kv_idx.dtype != torch.int32 or tuple(self.kv_idx.shape[:3]) != expected:
             raise ValueError(
@@ -123,8 +125,8 @@ class Selection:
         if bool(bad.any()):
             b, h, t, i = bad.nonzero()[0].tolist()
             raise ValueError(
-                f"selection.kv_idx[{b}, {h}, {t}, {i}] = {int(self.kv_idx[b, h, t, i])} is out of range: that tile sees "
-                f"blocks 0 to {int(visible[b, 0, t]) - 1}"
+                f"selection.kv_idx[{b}, {h}, {t}, {i}] = {int(self.kv_idx[b, h, t, i])} is out of range: that tile "
+                f"sees blocks 0 to {int(visible[b, 0, t]) - 1}"
             )
         bad = kept[..., 1:] & (self.kv_idx[..., 1:] <= self.kv_idx[..., :-1])
         if bool(bad.any()):
@@ -152,15 +154,16 @@ def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, 
 def check_forced(policy: Policy, geometry: Geometry) -> None:
     """The tile budget must leave room beside the forced blocks of every tile."""
     tile_budget = getattr(policy.rule, "tile_budget", None)
-    if tile_budget is None:
+    if tile_budget is None or tile_budget > policy.most_forced:  # a bound of any geometry: no need to look at this one
         return
     forced = geometry.forced(policy.sinks)
     most = int(forced.max())
     if tile_budget <= most:
         b, t = (forced == most).nonzero()[0].tolist()
+        enough = most / getattr(policy.rule, "tile_factor", 1)
         raise ValueError(
             f"tile budget {tile_budget} must exceed the {most} forced blocks of tile {t} of batch row {b} "
-            f"({policy.sinks} sink, the rest its own): use a budget above {most / policy.rule.tile_factor:g}"
+            f"({policy.sinks} sink, the rest its own): use a budget above {enough:g}"
         )
 
 

@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 def load(name: str) -> Backend:
     if name not in NAMES:
         raise unknown("backend", name, (*NAMES, "auto"))
-    backend: Backend = importlib.import_module(f"{__name__}.{name}")  # type: ignore[assignment]
+    backend: Backend = importlib.import_module(f"{__name__}.{name}")
     return backend
 
 
@@ -78,7 +78,7 @@ def choose(name: str, q: Tensor) -> Backend:
 
 
 def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of rows that see nothing; float64 calls (an oracle's) keep their log-sum-exp in float64."""
+    """Output and log-sum-exp of rows that see nothing; of float64 calls (an oracle's) both are float64."""
     batch, heads, rows, _ = q.shape
     lse = torch.promote_types(q.dtype, torch.float32)
     return q.new_zeros(batch, heads, rows, v.shape[3]), q.new_full((batch, heads, rows), -math.inf, dtype=lse)

@@ -1,14 +1,16 @@
 """The native CPU backend: hands raw pointers and strides to our own kernels (native/).
 
-`CLOSECALL_ISA` forces a tier (avx512bf16, avx512, avx2, portable); it is read at every call, so tests can cover them all.
-Threads follow `torch.get_num_threads()`.
+`CLOSECALL_ISA` forces a tier (avx512bf16, avx512, avx2, portable); it is read at every call, so tests cover them all.
+Threads are torch's own, as many as `torch.get_num_threads()` says.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +21,24 @@ from ..rules import Ranked
 from ..selection import Selection
 from . import empty_outputs, reference
 
+_native: Any
 try:
     from . import _native
 except ImportError:  # built without a compiler: why_not() says so
-    _native = None  # type: ignore[assignment]
+    _native = None
+
+
+def _share_torch_threads() -> None:
+    """Lets our loops run on torch's OpenMP team (see native/pool.h), if its runtime has the GNU entry point."""
+    try:
+        entry = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return
+    _native.share_team(ctypes.cast(entry, ctypes.c_void_p).value)
+
+
+if _native is not None:
+    _share_torch_threads()
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORERS = {"mean": 0, "quest": 1}
@@ -50,7 +66,7 @@ def _tier() -> int:
 
 
 def peak(dtype: torch.dtype, seconds: float = 0.2) -> float:
-    """FLOP/s that one core of this machine reaches from registers alone, with the tier in use and this type's products."""
+    """FLOP/s that one core reaches from registers alone, with the tier in use and this type's products."""
     return float(_native.peak(_tier(), _DTYPES[dtype], seconds))
 
 
@@ -60,7 +76,7 @@ def why_not(q: Tensor) -> str | None:
     if q.device.type != "cpu":
         return f"the native backend runs on CPU tensors, not on {q.device.type}: use backend='auto'"
     if q.dtype not in _DTYPES:
-        return f"the native backend has no kernel for {q.dtype}: use float32, bfloat16 or float16, or backend='reference'"
+        return f"no native kernel for {q.dtype}: use float32, bfloat16 or float16, or backend='reference'"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The specification in plain PyTorch: read it beside the paper. Slow, on any device, in float32 (or float64) throughout."""
+"""The specification in plain PyTorch: read it beside the paper. Slow, on any device, in float32 or float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale:
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
     for b, tiles, _, keys in geometry.spans():
         # Query head h reads key head h // (H // Hkv): one axis for the key heads, one for the queries that share them.
-        grouped = q[b].unflatten(0, (k.shape[1], -1))
+        grouped = torch.unflatten(q[b], 0, (k.shape[1], -1))
         summary = tuple(s[:, None] for s in policy.scorer.summarise(k[b, :, keys], policy.block))
         for t in range(tiles.start, tiles.stop):
             first, n = int(geometry.row[b, t]), int(geometry.rows[b, t])
@@ -90,8 +90,9 @@ def attend(
 
 def _masked_product(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """weights @ values in which unseen values count for nothing, even where they are NaN or infinite."""
-    odd = ~values.isfinite().all(-1)
-    product = weights[:, ~odd] @ values[~odd]
-    for j in odd.nonzero()[:, 0].tolist():
-        product += torch.where(mask[:, j, None], weights[:, j, None] * values[j], 0.0)
+    finite = values.isfinite()
+    product = weights @ values.where(finite, 0.0)
+    for j in (~finite.all(-1)).nonzero()[:, 0].tolist():
+        odd = values[j].where(~finite[j], 0.0)
+        product += torch.where(mask[:, j, None], weights[:, j, None] * odd, 0.0)
     return product

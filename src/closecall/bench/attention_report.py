@@ -66,7 +66,7 @@ def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Tab
         "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
         "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
         "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
-        f"Medians of {min(rounds)} to {max(rounds)} interleaved rounds; standard normal q, k, v.",
+        f"Medians of at least {min(rounds)} interleaved rounds; standard normal q, k, v.",
         *([f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."] if peaks else []),
         *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
         *(f"No FlexAttention: {problem}" for problem in problems),

@@ -102,7 +102,7 @@ class DecodeBench:
         notes = [
             "vs SDPA: its time over ours on as many threads; above 1 we are faster. GB/s: of keys and values read.",
             "scaling: one thread's time over this row's.",
-            f"Medians of {min(rounds)} to {max(rounds)} interleaved rounds; standard normal q, k, v.",
+            f"Medians of at least {min(rounds)} interleaved rounds; standard normal q, k, v.",
             "SDPA is torch's flash kernel, in the faster of its forms for grouped heads.",
         ]
         return Table(f"Decode: {self._where(machine, measured[0][0])}", COLUMNS, _rows(measured), notes)

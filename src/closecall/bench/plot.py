@@ -100,7 +100,7 @@ def speedups(
     high = 2.0 ** (math.log2(max(2.0, *values)) + 0.25)
     width = 1.0 + 5.2 * len(across)
     head = [(line, 14, "bold", INK) for line in textwrap.wrap(title, int(7.5 * width))]
-    head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(13.5 * width))]
+    head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(14.5 * width))]
     above = 0.55 + sum(points * 1.55 / 72 for _, points, _, _ in head)  # inches over the panels
     height = above + 0.55 + 3.0 * len(down)
     figure = Figure(figsize=(width, height), dpi=160, facecolor="white")

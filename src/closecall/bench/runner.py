@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .. import info
+from .interrupt import interruptible
 from .store import Facts, Store
 from .table import Table
 
@@ -69,7 +70,7 @@ def _plot(bench: Bench, out: Path, machine: Facts, measured: list[tuple[Facts, F
     try:
         figures = bench.figures(machine, measured)
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if not (error.name or "").startswith("matplotlib"):
             raise
         _log("no plot: matplotlib is not installed (pip install 'closecall[plot]')")
         return []
@@ -85,15 +86,14 @@ def run(bench: Bench, out: Path, *, fresh: bool = False) -> None:
     """Measures what is not there yet, prints the table, and leaves `NAME.json`, `.md`, `.png` and `.svg` in `out`."""
     machine = info.machine()
     store = Store(out / f"{bench.name}.json", fresh=fresh)
-    try:
+    with interruptible(
+        f"closecall: interrupted; finished cells are in {store.path}: the same command goes on from there"
+    ):
         _measure(bench, store, machine)
-    except KeyboardInterrupt:
-        _log(f"finished cells are in {store.path}: the same command goes on from there")
-        raise
     measured = [(cell, result) for cell in bench.cells() if (result := store.find(machine, cell)) is not None]
     table = bench.table(machine, measured)
     page = out / f"{bench.name}.md"
     page.write_text(table.markdown())
-    print(table.text())
     files = [store.path, page, *_plot(bench, out, machine, measured)]
     _log("written: " + " ".join(map(str, files)))
+    print(table.text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ import torch
 from . import memory
 
 LEAST_ROUNDS = 3
-SAMPLE_SECONDS = 0.005  # a faster contender is called several times per sample, to stay clear of the clock's grain
+SETTLE_SECONDS = 0.01  # OpenMP's threads spin for a while after torch's kernels; whoever comes next would pay for it
+SAMPLE_SECONDS = 0.01  # a faster contender is called several times per sample, to stay clear of the clock's grain
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Samples:
 
 
 def _sample(contender: Contender, calls: int) -> dict[str, float]:
+    time.sleep(SETTLE_SECONDS)
     if torch.get_num_threads() != contender.threads:
         torch.set_num_threads(contender.threads)
         if calls > 1:  # a new thread count starts threads; let a short sample not pay for that
@@ -87,9 +90,9 @@ def interleave(
 ) -> Samples:
     """Times the contenders in turn for about `seconds`, at least three rounds and at most `most_rounds`.
 
-    The order rotates from round to round. The first round measures memory too and warms up; it counts only where the
-    contenders are so slow that warming up no longer matters and another round would be a long wait. `probe` runs once a
-    round.
+    The order is drawn anew for every round, so that none always follows the same other. The first round measures
+    memory too and warms up; it counts only where the contenders are so slow that warming up no longer matters and
+    another round would be a long wait. `probe` runs once a round.
     """
     samples = Samples({c.name: [] for c in contenders})
     first_probe = probe() if probe else 0.0
@@ -106,16 +109,16 @@ def interleave(
             taken = sum(c.run()[0].values())
         calls[c.name] = max(1, math.ceil(SAMPLE_SECONDS / taken))
     round_seconds = sum(sum(first[c.name].values()) * calls[c.name] for c in contenders)
-    if keep_first := round_seconds * LEAST_ROUNDS > seconds:
+    if round_seconds * LEAST_ROUNDS > seconds:
         rounds = LEAST_ROUNDS - 1
         for name, lap in first.items():
             samples.laps[name].append(lap)
         samples.probes.append(first_probe)
     else:
         rounds = min(max(int(seconds / round_seconds), LEAST_ROUNDS), max(most_rounds, LEAST_ROUNDS))
-    for r in range(rounds):
+    draw = random.Random(0)
+    for _ in range(rounds):
         samples.probes.append(probe() if probe else 0.0)
-        at = (r + keep_first) % len(contenders)
-        for c in (*contenders[at:], *contenders[:at]):
+        for c in draw.sample(contenders, len(contenders)):
             samples.laps[c.name].append(_sample(c, calls[c.name]))
     return samples

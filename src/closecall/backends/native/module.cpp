@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "drivers.h"
+#include "pool.h"
 
 namespace {
 
@@ -52,12 +53,20 @@ PyObject* peak(PyObject*, PyObject* args) {
   return PyFloat_FromDouble(rate);
 }
 
+PyObject* share(PyObject*, PyObject* address) {
+  void* gomp_parallel = PyLong_AsVoidPtr(address);
+  if (PyErr_Occurred()) return nullptr;
+  share_team(gomp_parallel);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"attend", call<AttendArgs, run_attend>, METH_O, "attend(packed AttendArgs)"},
     {"rank", call<RankArgs, run_rank>, METH_O, "rank(packed RankArgs)"},
     {"gather", call<GatherArgs, run_gather>, METH_O, "gather(packed GatherArgs)"},
     {"tiers", tiers, METH_NOARGS, "Names of the tiers this machine can run, best first."},
     {"peak", peak, METH_VARARGS, "peak(tier, dtype, seconds): FLOP/s of one core from registers."},
+    {"share_team", share, METH_O, "share_team(address of GOMP_parallel, or 0 for our own threads)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

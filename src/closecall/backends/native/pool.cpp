@@ -59,18 +59,42 @@ struct Pool {
   }
 };
 
+using Team = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+Team team = nullptr;
+
+// One loop on torch's team: every thread that comes takes a worker number and then items.
+struct Loop {
+  const std::function<void(int64_t, int64_t)>& body;
+  const int64_t items;
+  std::atomic<int64_t> next{0}, workers{0};
+  static void run(void* loop) {
+    Loop& l = *static_cast<Loop*>(loop);
+    int64_t worker = l.workers.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t i; (i = l.next.fetch_add(1, std::memory_order_relaxed)) < l.items;) l.body(i, worker);
+  }
+};
+
 // Never destroyed: its threads are detached and may outlive static destructors. A forked child has none of the threads,
-// so it starts afresh.
+// so it starts afresh, without torch's team.
 Pool* pool = new Pool;
 
 #ifndef _WIN32
-[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] {
+  pool = new Pool;
+  team = nullptr;  // OpenMP does not survive a fork either
+});
 #endif
 
 }  // namespace
 
+void share_team(void* gomp_parallel) { team = reinterpret_cast<Team>(gomp_parallel); }
+
 void parallel_for(int64_t items, int64_t threads, const std::function<void(int64_t, int64_t)>& body) {
   if (threads > items) threads = items;
+  if (threads > 1 && team) {
+    Loop loop{body, items};
+    return team(Loop::run, &loop, (unsigned)threads, 0);
+  }
   std::unique_lock<std::mutex> alone(pool->use, std::defer_lock);
   if (threads <= 1 || !alone.try_lock()) {
     for (int64_t i = 0; i < items; ++i) body(i, 0);
