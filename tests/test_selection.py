@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import closecall
+import oracle
+from closecall.geometry import plan
 from compare import assert_selection, kept_of
 from drawing import Case, cases, over
 from engines import Engine
@@ -28,6 +30,39 @@ def test_selection_matches_the_oracle_up_to_rounding(engine: Engine, case: Case)
     q, k, _ = case.tensors()
     selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())
     assert_selection(case, q, k, selection)
+
+
+@over(60, case=cases(numbers=("integers", "ties"), odd_blocks=False, presets=CUTTING))
+def test_rankings_are_what_rules_are_promised(engine: Engine, case: Case) -> None:
+    """A rule of someone's own may read all of a ranking: exact scores and order, sentinels and -inf past the end."""
+    q, k, _ = case.tensors()
+    policy, geometry = (
+        case.policy(),
+        plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments()),
+    )
+    ranked = engine.rank(q, k, policy, geometry, case.used_scale)
+    width = policy.rule.limit(geometry.n_blocks)
+    assert ranked.order.dtype == torch.int32
+    assert ranked.scores.dtype == torch.float32
+    assert ranked.order.shape == ranked.scores.shape == (case.batch, case.heads, geometry.n_tiles, width)
+    order = torch.full(ranked.order.shape, geometry.n_blocks, dtype=torch.int32)
+    scores = torch.full(ranked.scores.shape, -torch.inf)
+    wide_q, wide_k = oracle.exact(q), oracle.exact(k)
+    for t in case.tiles():
+        assert int(ranked.visible[t.batch, t.number]) == len(t.visible)
+        assert int(ranked.forced[t.batch, t.number]) == len(t.forced(case.sinks))
+        for h in range(case.heads):
+            known = oracle.block_scores(
+                wide_q, wide_k, t, h, case.scorer, case.aggregate, case.used_scale, case.sinks, 0.0
+            )
+            best = oracle.ranking(known)[:width]
+            order[t.batch, h, t.number, : len(best)] = torch.tensor(best)
+            scores[t.batch, h, t.number, : len(best)] = torch.tensor([known[b][0] for b in best])
+    assert torch.equal(ranked.order, order)
+    if case.aggregate == "max":
+        assert torch.equal(ranked.scores, scores)
+    else:  # a mean over rows is rounded once
+        assert torch.allclose(ranked.scores, scores, rtol=2.0**-22, atol=0)
 
 
 @over(20, case=cases(dtypes=(torch.float64,)))

@@ -36,8 +36,8 @@ def attend(
     """Exact causal softmax attention over the keys of the kept blocks, accumulated in float32.
 
     `q [B, H, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`, any strides; the output is `[B, H, M, Dv]` in q's type.
-    With `return_lse` also the log-sum-exp `[B, H, M]` of each row's scaled scores, to merge partial results. Padded rows,
-    and rows that see none of the kept keys, get 0 and -inf.
+    With `return_lse` also the log-sum-exp `[B, H, M]` of each row's scaled scores, to merge partial results. Padded
+    rows, and rows that see none of the kept keys, get 0 and -inf.
 
     A NaN or an infinity reaches only the rows that attend to it.
 

@@ -1,7 +1,8 @@
 """Where each tile's rows and keys lie: one plan for whole, chunked, padded and packed calls.
 
 A *sequence* is a run of real keys in one batch row of the buffer, with the queries of its last positions. Its block
-grid starts at its first real key and its tile grid at its first real query row, so padding and neighbours change nothing.
+grid starts at its first real key and its tile grid at its first real query row, so padding and neighbours change
+nothing.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from torch import Tensor
 from .policy import SCORERS, Component
 
 # Reductions of row scores [..., rows, blocks] to tile scores [..., blocks]. The paper's is the maximum: dropping a
-# block that one row badly wants is worse than dropping one that many rows want a little. A row whose score is NaN has no say
-# in a maximum; in a mean it cannot be left out.
+# block that one row badly wants is worse than dropping one that many rows want a little. A row whose score is NaN
+# has no say in a maximum; in a mean it cannot be left out.
 AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda rows: rows.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-2),
     "mean": lambda rows: rows.mean(-2),

@@ -164,10 +164,14 @@ struct TileAttention {
   template <int J>
   void score_keys(const float* q_group, Operand k, float* s, V (&top)[R]) const {
     V acc[J][R];
+#pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[j][r] = set1(0.0f);
     panel<Dot, J, R>(q_group, d / M::DEPTH, k.p, k.row, Dot::STEP_BYTES, acc);
+#pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         store(s + j * GROUP + r * LANES, acc[j][r]);
         top[r] = max(acc[j][r], top[r]);
@@ -178,10 +182,14 @@ struct TileAttention {
   template <int J>
   void add_values(const float* p, int64_t depth, Operand v, float* o) const {
     V acc[J][R];
+#pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[j][r] = load(o + j * GROUP + r * LANES);
     panel<Dot, J, R>(p, depth, v.p, 4, v.row, acc);
+#pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) store(o + j * GROUP + r * LANES, acc[j][r]);
   }
 
@@ -190,12 +198,14 @@ struct TileAttention {
     float *m = scratch.m + g * GROUP, *l = scratch.l + g * GROUP, *o = scratch.o + g * GROUP * dv;
     V shift[R], total[R];
     bool rise = false;
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       top[r] = mul(top[r], to_log2);
       rise |= any_above(top[r], add(load(m + r * LANES), set1(SLACK)));
     }
     if (rise) {
       V factor[R];
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         V before = load(m + r * LANES), now = max(top[r], before);
         factor[r] = where_equal(before, now, set1(1.0f), exp2(sub(before, now)));
@@ -203,11 +213,13 @@ struct TileAttention {
         store(l + r * LANES, mul(load(l + r * LANES), factor[r]));
       }
       for (int64_t i = 0; i < dv; ++i)
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           float* at = o + i * GROUP + r * LANES;
           store(at, mul(load(at), factor[r]));
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       V now = load(m + r * LANES);
       shift[r] = sub(set1(0.0f), where_equal(now, set1(-INF), set1(0.0f), now));  // a row that has seen nothing yet
@@ -230,11 +242,13 @@ struct TileAttention {
 #endif
       }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) store(l + r * LANES, total[r]);
   }
 
   // Some rows of the group do not see all n keys: hide those scores and take the maximum again.
   void hide_future(float* s, int64_t first, int64_t n, int64_t row, V (&top)[R]) const {
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       top[r] = set1(-INF);
       for (int64_t j = 0; j < n; ++j) {
@@ -293,6 +307,7 @@ struct TileAttention {
       int64_t n = least(count, least(row + GROUP, pos + rows) - first);
       if (n <= 0) continue;
       V top[R];
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) top[r] = set1(-INF);
       const float* q_group = scratch.q + g * GROUP * q_cols(args.shape);
       int64_t j = 0;

@@ -101,25 +101,27 @@ inline void write_row(char* p, int64_t dtype, int64_t n, const float* from) {
   memcpy(p + d * 2, narrow, (n - d) * 2);
 }
 
-// 2^x for x <= about 16: a polynomial on [-1/2, 1/2] (minimax, relative error 8e-8 of degree 5, 3e-6 of degree 4) and the
-// exponent. Below -150 it is zero; a NaN stays a NaN.
+// 2^x for x <= about 16: a polynomial p on [-1/2, 1/2] (minimax, relative error 8e-8 of degree 5, 3e-6 of degree 4) times
+// 2^n by adding n to the exponent bits. The whole part n comes out of an addition whose sum has no fraction bits; it stays
+// in the low bits of that sum, where a shift finds it. Below -125 the result is exactly zero: x is held at -125, and what
+// that gives is subtracted, which no larger result notices. A NaN stays a NaN.
 template <int DEGREE = 5>
 inline V exp2(V x) {
-  x = max(set1(-200.0f), x);
-  V n = round_even(x), r = sub(x, n), p;
+  constexpr float MAGIC = 12582912.0f, LEAST = DEGREE == 5 ? 1.0000001192092896f : 0.9999992847442627f;
+  x = max(set1(-125.0f), x);
+  V t = add_exactly(x, set1(MAGIC)), r = sub(x, sub(t, set1(MAGIC))), p;
   if (DEGREE == 5) {
     p = fma(set1(0.0013276472454890609f), r, set1(0.009675540961325169f));
     p = fma(p, r, set1(0.05550713092088699f));
     p = fma(p, r, set1(0.24022120237350464f));
     p = fma(p, r, set1(0.6931469440460205f));
-    p = fma(p, r, set1(1.0000001192092896f));
   } else {
     p = fma(set1(0.009570102207362652f), r, set1(0.05591785907745361f));
     p = fma(p, r, set1(0.240247443318367f));
     p = fma(p, r, set1(0.6931217908859253f));
-    p = fma(p, r, set1(0.9999992847442627f));
   }
-  return times_two_to(p, n);
+  p = fma(p, r, set1(LEAST));
+  return sub(raise_exponent(p, t), set1(LEAST * 0x1p-125f));
 }
 inline float exp2(float x) { float lanes[LANES]; store(lanes, exp2(set1(x))); return lanes[0]; }
 

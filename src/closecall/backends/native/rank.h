@@ -200,9 +200,12 @@ void pack_rows(const RankArgs& a, const char* q, int64_t n, const RankScratch& s
 template <class Score, int J>
 inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride, float* out) {
   V acc[J][SCORE_VECTORS];
+#pragma GCC unroll 16
   for (int j = 0; j < J; ++j)
+#pragma GCC unroll 8
     for (int r = 0; r < SCORE_VECTORS; ++r) acc[j][r] = set1(0.0f);
   Score::template run<J>(scratch.q, scratch.sides, padded_dim(a), summary, stride, acc);
+#pragma GCC unroll 16
   for (int j = 0; j < J; ++j) {
     if (a.aggregate == AGG_MEAN) {
       V total = acc[j][0];
@@ -211,6 +214,7 @@ inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const ch
       continue;
     }
     V top = set1(-INF);  // max(x, top) is top where x is NaN: a NaN row has no say
+#pragma GCC unroll 8
     for (int r = 0; r < SCORE_VECTORS; ++r) top = max(acc[j][r], top);
     float best = largest(top);
     out[j] = best > out[j] ? best : out[j];

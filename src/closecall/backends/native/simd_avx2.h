@@ -35,11 +35,9 @@ inline float largest(V a) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
-inline V round_even(V a) { return _mm256_round_ps(a, 0x08); }
-inline V times_two_to(V a, V n) {  // by the exponent bits; to zero below the normal range
-  __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(max(set1(-126.0f), n)), 23);
-  V r = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), e));
-  return _mm256_andnot_ps(_mm256_cmp_ps(n, set1(-125.5f), _CMP_LT_OQ), r);
+inline V add_exactly(V a, V b) { return add(a, b); }
+inline V raise_exponent(V a, V n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
 }
 
 inline V load_bf16(const uint16_t* p) {

@@ -29,8 +29,10 @@ inline V nan_where_nan(V a, V b, V otherwise) {  // NaN where a or b is
 }
 inline float sum(V a) { return _mm512_reduce_add_ps(a); }
 inline float largest(V a) { return _mm512_reduce_max_ps(a); }
-inline V round_even(V a) { return _mm512_roundscale_ps(a, 0x08); }
-inline V times_two_to(V a, V n) { return _mm512_scalef_ps(a, n); }  // n whole; underflows to zero by itself
+inline V add_exactly(V a, V b) { return add(a, b); }  // never reassociated
+inline V raise_exponent(V a, V n) {  // by the low bits of n; a NaN a stays one, whatever n is
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+}
 
 inline V load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));

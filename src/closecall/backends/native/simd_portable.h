@@ -7,6 +7,7 @@ namespace {
 
 typedef float V __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
+typedef uint32_t U __attribute__((vector_size(16)));
 constexpr int LANES = 4;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4, DIMS_AT_ONCE = 4;
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
@@ -28,17 +29,11 @@ inline V nan_where_nan(V a, V b, V otherwise) { return choose((a == a) & (b == b
 inline float sum(V a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline float larger(float a, float b) { return a > b ? a : b; }
 inline float largest(V a) { return larger(larger(a[0], a[1]), larger(a[2], a[3])); }
-inline V round_even(V a) {  // by the rounding of an addition whose sum has no fraction bits; |a| is below 2^22 here
-  const V magic = set1(12582912.0f);
-  volatile V t = a + magic;  // volatile: the compiler must not simplify the pair away
-  return t - magic;
+inline V add_exactly(V a, V b) {
+  volatile V t = a + b;  // volatile: the compiler must not simplify a later subtraction away
+  return t;
 }
-inline V times_two_to(V a, V n) {
-  V low = max(set1(-126.0f), n);
-  low = choose(low == low, low, set1(0.0f));  // a NaN has no integer; its own bits carry it through
-  I e = {(int32_t)low[0], (int32_t)low[1], (int32_t)low[2], (int32_t)low[3]};
-  return choose(n < set1(-125.5f), set1(0.0f), (V)((I)a + (e << 23)));
-}
+inline V raise_exponent(V a, V n) { return (V)((I)a + (I)((U)n << 23)); }
 
 inline float bf16_to_float(uint16_t h) { uint32_t u = (uint32_t)h << 16; float f; memcpy(&f, &u, 4); return f; }
 inline uint16_t float_to_bf16(float f) {
