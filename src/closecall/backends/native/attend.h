@@ -360,23 +360,34 @@ struct TileAttention {
     }
   }
 
+  // The kept keys come in spans of at most STEP. A span runs on through neighbouring blocks, so that where every block is
+  // kept the spans, and with them every rounding, are the same with and without a list of blocks.
+  struct Span { int64_t first, count, block; };  // `block` counts kept blocks
+
+  // The span that starts at key `from` if that key is kept, else at the next kept block; `block` is the kept block before.
+  Span span(int64_t from, int64_t block = 0) const {
+    int64_t end = pos + rows;  // keys this chunk can see
+    if (!tile.idx) return {from, least(STEP, end - from), 0};
+    auto low = [&](int64_t i) { return (int64_t)tile.idx[i] * tile.block; };
+    while (block < tile.count && low(block) + tile.block <= from) ++block;
+    if (block == tile.count) return {0, 0, block};
+    from = most(from, low(block));
+    int64_t last = block;  // how far the run of neighbours goes, as far as it matters
+    while (low(last) + tile.block < from + STEP && last + 1 < tile.count && tile.idx[last + 1] == tile.idx[last] + 1) ++last;
+    return {from, least(STEP, least(low(last) + tile.block, end) - from), block};
+  }
+
   void run() {
     memset(scratch.zeros, 0, sizeof(float) * q_cols(args.shape));
     pack_queries();
     for (int64_t i = 0; i < CHUNK; ++i) { scratch.m[i] = -INF; scratch.l[i] = 0.0f; }
     memset(scratch.o, 0, sizeof(float) * groups * GROUP * dv);
-    int64_t end = pos + rows;  // keys this chunk can see
-    // The kept keys as ranges: one per kept block, or a single one where every block is kept.
-    int64_t ranges = tile.idx ? tile.count : 1;
-    auto low = [&](int64_t i) { return tile.idx ? (int64_t)tile.idx[i] * tile.block : 0; };
-    auto high = [&](int64_t i) { return tile.idx ? least(low(i) + tile.block, end) : end; };
-    for (int64_t i = 0; i < ranges; ++i)
-      for (int64_t first = low(i); first < high(i); first += STEP) {
-        int64_t next = first + STEP, in = i;
-        if (next >= high(i)) next = ++in < ranges ? low(in) : 0;
-        int64_t left = in < ranges ? least(STEP, high(in) - next) : 0;
-        step(first, least(STEP, high(i) - first), next, left);
-      }
+    Span now = span(0);
+    while (now.count > 0) {
+      Span next = span(now.first + now.count, now.block);
+      step(now.first, now.count, next.first, next.count);
+      now = next;
+    }
     finish();
   }
 };
