@@ -174,3 +174,10 @@ def test_router_counts() -> None:
     assert int(rule.decide(ranked(scores, 4, 2)).counts) == 4  # not eligible
     assert rule.limit(100) == 7
     assert Counter(rule.decide(ranked(scores, 4, 2)).triggered.flatten().tolist()) == {False: 1}
+
+
+def test_a_margin_equal_to_the_threshold_fires() -> None:
+    """1/20 and 0.05 are the same number, although float32 rounds it up."""
+    margin = torch.tensor([[[1.0 / 20.0, 1.0 / 19.0]]])
+    fired = closecall.TRIGGERS["absolute"](threshold=0.05).fire(margin, torch.tensor([[True, True]]), None, 0)
+    assert fired.flatten().tolist() == [True, False]

@@ -7,7 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from . import backends
-from .checks import check_qkv, check_scale
+from .checks import check_qkv, check_scale, check_softcap
 from .geometry import plan
 from .policy import Policy, as_policy
 from .selection import Selection, check_forced, covers_everything, select_planned
@@ -16,12 +16,12 @@ from .selection import Selection, check_forced, covers_everything, select_planne
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, scale: float | None = None, backend: str = "auto",
-    return_lse: Literal[False] = False,
+    softcap: float = 0.0, return_lse: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, scale: float | None = None, backend: str = "auto",
-    return_lse: Literal[True],
+    softcap: float = 0.0, return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Tensor,
@@ -31,6 +31,7 @@ def attend(
     *,
     scale: float | None = None,
     backend: str = "auto",
+    softcap: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact causal softmax attention over the keys of the kept blocks, accumulated in float32.
@@ -39,7 +40,8 @@ def attend(
     With `return_lse` also the log-sum-exp `[B, H, M]` of each row's scaled scores, to merge partial results. Padded
     rows, and rows that see none of the kept keys, get 0 and -inf.
 
-    A NaN or an infinity reaches only the rows that attend to it.
+    `softcap` flattens scaled scores s to `softcap * tanh(s / softcap)` (Gemma 2); 0 means none. A NaN or an infinity
+    reaches only the rows that attend to it.
 
     >>> import torch, closecall
     >>> q, k, v = (torch.randn(1, 2, 300, 64) for _ in range(3))
@@ -50,6 +52,7 @@ def attend(
     """
     check_qkv(q, k, v)
     scale = check_scale(scale, q.shape[-1])
+    check_softcap(softcap)
     if not isinstance(selection, Selection):
         raise TypeError(f"selection must be a closecall.Selection, got {type(selection).__name__}: make it with select")
     g = selection.geometry
@@ -67,19 +70,21 @@ def attend(
         raise ValueError(
             f"the selection has {selection.kv_idx.shape[1]} heads but q has {q.shape[1]}: select again on these tensors"
         )
-    out, lse = backends.choose(backend, q).attend(q, k, v, selection, g, scale)
+    out, lse = backends.choose(backend, q).attend(q, k, v, selection, g, scale, softcap)
     return (out, lse) if return_lse else out
 
 
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
-    key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, return_lse: Literal[False] = False,
+    key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
+    return_lse: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
-    key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, return_lse: Literal[True],
+    key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
+    return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     q: Tensor,
@@ -91,15 +96,17 @@ def attention(
     backend: str = "auto",
     key_padding: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    softcap: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway."""
     policy = as_policy(policy)
     check_qkv(q, k, v)
     scale = check_scale(scale, q.shape[-1])
+    check_softcap(softcap)
     geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
     check_forced(policy, geometry)
     chosen = backends.choose(backend, q)
     kept = None if covers_everything(policy, geometry) else select_planned(q, k, policy, geometry, scale, chosen)
-    out, lse = chosen.attend(q, k, v, kept, geometry, scale)
+    out, lse = chosen.attend(q, k, v, kept, geometry, scale, softcap)
     return (out, lse) if return_lse else out

@@ -63,3 +63,8 @@ def check_scale(scale: float | None, dim: int) -> float:
     if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale <= 0:
         raise ValueError(f"scale must be a positive number (None means 1/sqrt(head dim)), got {scale!r}")
     return float(scale)
+
+
+def check_softcap(softcap: float) -> None:
+    if not math.isfinite(softcap) or softcap < 0:
+        raise ValueError(f"softcap must be a positive number, or 0 for none, got {softcap!r}")

@@ -146,13 +146,44 @@ def _from_padding(q_len: int, block: int, tile: int, key_padding: Tensor) -> Geo
             f"key_padding[{at}] has padding between real keys: real keys must be one run per sequence "
             "(pad on the left or on the right, or pack with cu_seqlens)"
         )
+    runs = [[(start, keys)] if keys else [] for start, keys in zip(first.tolist(), count.tolist(), strict=True)]
+    return _from_runs(q_len, k_len, block, tile, runs)
+
+
+def _from_runs(q_len: int, k_len: int, block: int, tile: int, runs: list[list[tuple[int, int]]]) -> Geometry:
+    """From, per batch row, its sequences as (first key, keys) in the buffer.
+
+    Rows align to the end of the *buffer*: row i sits at key N - M + i, so a real row's own key is real too.
+    """
     offset = k_len - q_len
     spans = []
-    for start, keys in zip(first.tolist(), count.tolist(), strict=True):
-        low, high = max(0, start - offset), min(q_len, start + keys - offset)
-        # Rows align to the end of the *buffer*: row i sits at key N - M + i, so a real row's own key is real too.
-        spans.append([(low, high - low, start, keys)] if keys and high > low else [])
+    for mine in runs:
+        rows = [(max(0, start - offset), min(q_len, start + keys - offset)) for start, keys in mine]
+        paired = zip(rows, mine, strict=True)
+        spans.append(
+            [
+                (low, high - low, start, low + offset - start + high - low)
+                for (low, high), (start, _) in paired
+                if high > low
+            ]
+        )
     return _build(q_len, k_len, block, tile, spans)
+
+
+def from_segments(q_len: int, block: int, tile: int, segments: Tensor) -> Geometry:
+    """From the sequence every key belongs to: int `[B, N]`, 0 for padding, equal numbers for neighbours that belong
+    together. What `key_padding` and `cu_seqlens` can say, and both at once."""
+    batch, k_len = segments.shape
+    ids = segments.cpu()
+    if bool((ids == 1).all()):
+        return _whole(batch, q_len, k_len, block, tile)
+    runs: list[list[tuple[int, int]]] = []
+    for row in ids:
+        values, counts = torch.unique_consecutive(row, return_counts=True)
+        starts = counts.cumsum(0) - counts
+        listed = zip(values.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        runs.append([(start, keys) for value, start, keys in listed if value])
+    return _from_runs(q_len, k_len, block, tile, runs)
 
 
 def _from_packed(length: int, block: int, tile: int, cu_seqlens: Tensor) -> Geometry:

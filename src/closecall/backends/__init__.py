@@ -36,7 +36,14 @@ class Backend(Protocol):
         """kv_idx from a ranking and the rule's counts."""
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        selection: Selection | None,
+        geometry: Geometry,
+        scale: float,
+        softcap: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Output `[B, H, M, Dv]` in q's type and log-sum-exp `[B, H, M]`; `selection=None` means every visible block.
 

@@ -124,7 +124,7 @@ def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, 
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = q.shape
     if geometry.whole:  # every row will be written
@@ -138,6 +138,6 @@ def attend(
             kv_idx = kv_idx.contiguous()
         kept = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3], counts.data_ptr(), *counts.stride())
     views = (*_view(q), *_view(k), *_view(v), *_view(out), lse.data_ptr(), rows)
-    numbers = (scale, torch.get_num_threads(), _tier())
+    numbers = (scale, softcap, torch.get_num_threads(), _tier())
     _native.attend(_pack((*views, *_shape(q, k, v.shape[3]), *_tiles(geometry), *kept, *numbers)))
     return out, lse

@@ -45,7 +45,7 @@ def why_not(q: Tensor) -> str | None:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     out, lse = empty_outputs(q, v)
     fused = q.device.type != "cpu" and geometry.tile % GPU_STEP == 0 and geometry.block % GPU_STEP == 0
@@ -58,7 +58,7 @@ def attend(
         # Masked even where the kernel skips blocks: past its limit of variants torch.compile falls back to uncompiled.
         mask = causal if selection is None else _kept_and(causal, kept, geometry)
         block_mask = _block_mask(kept, geometry, mine[0], mine[1], mask)
-        o, s = (_on_device if fused else _uncompiled)(*mine, block_mask, scale)
+        o, s = (_on_device if fused else _uncompiled)(*mine, block_mask, scale, softcap)
         out[b, :, rows], lse[b, :, rows] = o[0].to(q.dtype), s[0]
     return out, lse
 
@@ -147,9 +147,11 @@ def _compile(fullgraph: bool) -> Callable[..., Any]:
 
 
 def _with_lse(
-    attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float
+    attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    options = {"block_mask": mask, "scale": scale, "enable_gqa": True}
+    options: dict[str, Any] = {"block_mask": mask, "scale": scale, "enable_gqa": True}
+    if softcap:
+        options["score_mod"] = lambda score, b, h, row, key: softcap * torch.tanh(score / softcap)
     if hasattr(flex, "AuxRequest"):
         out, aux = attention(q, k, v, **options, return_aux=flex.AuxRequest(lse=True))
         return out, aux.lse
@@ -157,13 +159,17 @@ def _with_lse(
     return out, lse
 
 
-def _on_device(q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float) -> tuple[Tensor, Tensor]:
+def _on_device(
+    q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float, softcap: float
+) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        return _with_lse(_compile(fullgraph=False), q, k, v, mask, scale)
+        return _with_lse(_compile(fullgraph=False), q, k, v, mask, scale, softcap)
 
 
-def _uncompiled(q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float) -> tuple[Tensor, Tensor]:
+def _uncompiled(
+    q: Tensor, k: Tensor, v: Tensor, mask: flex.BlockMask, scale: float, softcap: float
+) -> tuple[Tensor, Tensor]:
     # Left alone, FlexAttention traces even its uncompiled form, again for every shape, and warns that it is slow.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _with_lse(flex.flex_attention, q, k, v, mask, scale)
+        return _with_lse(flex.flex_attention, q, k, v, mask, scale, softcap)

@@ -60,7 +60,7 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     wide = accumulator(q.dtype)
     out, lse = empty_outputs(q, v)
@@ -77,6 +77,8 @@ def attend(
                 kept = selection.kv_idx[b, h, t, : int(selection.counts[b, h, t])]
                 mask = sees & torch.isin(block, kept)[position // geometry.block]
             logits = scale * (q[b, h, rows].to(wide) @ k[b, shared, keys].to(wide).T)
+            if softcap:
+                logits = softcap * (logits / softcap).tanh()
             logits = logits.masked_fill(~mask, -torch.inf)
             top = logits.amax(-1, keepdim=True)
             weights = (logits - top.clamp(min=torch.finfo(wide).min)).exp()

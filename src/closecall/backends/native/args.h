@@ -32,7 +32,7 @@ struct AttendArgs {
   int64_t ib, ih, it, width;
   const int32_t* counts;
   int64_t cb, ch, ct;
-  double scale;
+  double scale, softcap;  // softcap 0: none; else scores s become softcap * tanh(scale * s / softcap)
   int64_t threads, tier;
 };
 

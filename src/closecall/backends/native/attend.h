@@ -246,6 +246,21 @@ struct TileAttention {
     for (int r = 0; r < R; ++r) store(l + r * LANES, total[r]);
   }
 
+  // Gemma's softcap: scores flatten out towards +-softcap. Kept in units of the raw product, as soften() expects them.
+  void cap(float* s, int64_t n, V (&top)[R]) const {
+    V inner = set1((float)(args.scale / args.softcap)), outer = set1((float)(args.softcap / args.scale));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      top[r] = set1(-INF);
+      for (int64_t j = 0; j < n; ++j) {
+        float* at = s + j * GROUP + r * LANES;
+        V capped = mul(tanh(mul(load(at), inner)), outer);
+        store(at, capped);
+        top[r] = max(capped, top[r]);
+      }
+    }
+  }
+
   // Some rows of the group do not see all n keys: hide those scores and take the maximum again.
   void hide_future(float* s, int64_t first, int64_t n, int64_t row, V (&top)[R]) const {
 #pragma GCC unroll 8
@@ -318,6 +333,7 @@ struct TileAttention {
       }
       for (; j + 4 <= n; j += 4) score_keys<4>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
       for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
+      if (args.softcap > 0) cap(scratch.s, n, top);
       bool diagonal = first + n - 1 > row;
       if (diagonal) hide_future(scratch.s, first, n, row, top);
       soften(g, scratch.s, n, top);

@@ -73,6 +73,12 @@ inline void take_in(const AttendArgs& args, float* s, int64_t n, const float* v,
   int64_t dv = round_up(args.shape.Dv, LANES);
   float* state = partial + dv;
   float scale = (float)args.scale * LOG2E, top = -INF;
+  if (args.softcap > 0) {
+    for (int64_t j = n; j < round_up(n, LANES); ++j) s[j] = 0.0f;
+    for (int64_t j = 0; j < n; j += LANES)
+      store(s + j, mul(tanh(mul(load(s + j), set1((float)(args.scale / args.softcap)))), set1((float)args.softcap)));
+    scale = LOG2E;
+  }
   for (int64_t j = 0; j < n; ++j) {
     s[j] *= scale;
     top = s[j] > top ? s[j] : top;

@@ -17,6 +17,7 @@ inline V set1(float x) { return _mm256_set1_ps(x); }
 inline V add(V a, V b) { return _mm256_add_ps(a, b); }
 inline V sub(V a, V b) { return _mm256_sub_ps(a, b); }
 inline V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+inline V divide(V a, V b) { return _mm256_div_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 inline V max(V a, V b) { return _mm256_max_ps(a, b); }
 inline V min(V a, V b) { return _mm256_min_ps(a, b); }

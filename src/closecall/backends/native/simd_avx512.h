@@ -17,6 +17,7 @@ inline V set1(float x) { return _mm512_set1_ps(x); }
 inline V add(V a, V b) { return _mm512_add_ps(a, b); }
 inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
 inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V divide(V a, V b) { return _mm512_div_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline V max(V a, V b) { return _mm512_max_ps(a, b); }  // b where either is NaN
 inline V min(V a, V b) { return _mm512_min_ps(a, b); }

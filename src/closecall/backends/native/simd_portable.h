@@ -18,6 +18,7 @@ inline V set1(float x) { return V{x, x, x, x}; }
 inline V add(V a, V b) { return a + b; }
 inline V sub(V a, V b) { return a - b; }
 inline V mul(V a, V b) { return a * b; }
+inline V divide(V a, V b) { return a / b; }
 inline V fma(V a, V b, V c) { return a * b + c; }  // fused where the machine can and the compiler may contract
 inline V choose(I mask, V yes, V no) { return (V)(((I)yes & mask) | ((I)no & ~mask)); }
 inline V max(V a, V b) { return choose(a > b, a, b); }  // b where either is NaN, like the x86 instruction
