@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from .attention import attend, attention
+from .integrations.transformers import Handle, attach
 from .policy import RULES, SCORERS, Policy, policy
 from .rules import TRIGGERS, Rule, Trigger
 from .scorers import Scorer
@@ -14,12 +15,14 @@ __all__ = [
     "RULES",
     "SCORERS",
     "TRIGGERS",
+    "Handle",
     "Policy",
     "Rule",
     "Scorer",
     "Selection",
     "Trigger",
     "__version__",
+    "attach",
     "attend",
     "attention",
     "policy",

@@ -92,6 +92,7 @@ PRESETS: dict[str, tuple[str | None, str]] = {
     "quest": ("quest", "topk"),
     "router": ("mean", "router"),
     "router-on-quest": ("quest", "router"),
+    "auto": ("auto", "router"),
 }
 
 OVERRIDES = (
@@ -167,9 +168,9 @@ class Policy:
 def policy(name: str, **overrides: Any) -> Policy:
     """A preset with overrides.
 
-    Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`. Overrides and the paper's defaults: `budget=33,
-    tile_factor=2, q=0.4, rho=2, block=64, tile=64, sinks=1, trigger="quantile", aggregate="max"`; `threshold=` goes
-    with `trigger="absolute"`, `seed=` with `trigger="random"`. Every preset takes every override, so that one sweep can
+    Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, which `attach` fits to the model.
+    Overrides and the paper's defaults: `budget=33, tile_factor=2, q=0.4, rho=2, block=64, tile=64, sinks=1,
+    trigger="quantile", aggregate="max"`; `threshold=` goes with `trigger="absolute"`, `seed=` with `trigger="random"`. Every preset takes every override, so that one sweep can
     run over all of them; a preset uses those its parts have (`dense` has no budget).
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)

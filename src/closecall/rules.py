@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -93,6 +94,14 @@ def _lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
     return chosen & eligible
 
 
+# Sums a per-tile tensor over the ranks that hold a layer's other heads; the identity where one process has them all.
+Reduce = Callable[[Tensor], Tensor]
+
+
+def alone(total: Tensor) -> Tensor:
+    return total
+
+
 TRIGGERS: Registry[Trigger] = Registry("trigger")
 
 
@@ -100,7 +109,7 @@ TRIGGERS: Registry[Trigger] = Registry("trigger")
 class Trigger(Component):
     """Says which eligible tiles the router expands."""
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
         """bool `[B, H, T]` from margins `[B, H, T]`, eligibility `[B, T]` and sequence ids `[B, T]`."""
         raise NotImplementedError
 
@@ -112,12 +121,12 @@ class Trigger(Component):
 class _TileShare(Trigger):
     """Expands ceil(q T) of a sequence's T eligible tiles, for all heads alike: those with the smallest key."""
 
-    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
+    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
         """int64 `[B, T]`."""
         raise NotImplementedError
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
-        key = self.tile_key(margin, sequence)
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
+        key = self.tile_key(margin, sequence, reduce)
         chosen = _lowest(key.flatten(), eligible.flatten(), sequence.flatten(), q).view_as(eligible)
         return chosen[:, None].expand_as(margin)
 
@@ -127,8 +136,8 @@ class _TileShare(Trigger):
 class Quantile(_TileShare):
     """The method: the tiles whose margin, averaged over all heads, is smallest in their sequence (Eq. 5)."""
 
-    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
-        return _fixed_point(margin).sum(1)
+    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
+        return reduce(_fixed_point(margin).sum(1))
 
     def describe(self, q: float) -> str:
         return f"the least decided {q:.0%} of tiles"
@@ -145,7 +154,7 @@ class Random(_TileShare):
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number in [0, 2^31), got {self.seed!r}")
 
-    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
+    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
         # The tile's number within its own sequence, so that packing and batching change nothing.
         tile = torch.arange(sequence.shape[1], device=sequence.device).expand_as(sequence)
         new = torch.ones_like(sequence, dtype=torch.bool)
@@ -166,7 +175,7 @@ class Random(_TileShare):
 class Last(_TileShare):
     """Control: as many tiles as the quantile, always the last ones."""
 
-    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
+    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
         return torch.zeros_like(sequence)  # ties go to the later tile
 
     def describe(self, q: float) -> str:
@@ -176,9 +185,12 @@ class Last(_TileShare):
 @TRIGGERS.register("per-cell")
 @dataclass(frozen=True)
 class PerCell(Trigger):
-    """Rejected by the paper: the smallest margins among all (head, tile) cells; ties go to the later cell."""
+    """Rejected by the paper: the smallest margins among all (head, tile) cells; ties go to the later cell.
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
+    Spread over tensor-parallel ranks, each takes its share of its own heads.
+    """
+
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
         cells = [x[:, None].expand_as(margin).flatten() for x in (eligible, sequence)]
         return _lowest(_fixed_point(margin).flatten(), cells[0], cells[1], q).view_as(margin)
 
@@ -197,7 +209,7 @@ class Absolute(Trigger):
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be in [0, 1] like the margin it is compared with, got {self.threshold!r}")
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
         return (margin <= self.threshold) & eligible[:, None]
 
     def describe(self, q: float) -> str:
@@ -221,7 +233,7 @@ class Rule(Component):
         """The most blocks any tile may keep, forced ones included: how far backends must rank."""
         raise NotImplementedError
 
-    def decide(self, ranked: Ranked) -> Decision:
+    def decide(self, ranked: Ranked, reduce: Reduce = alone) -> Decision:
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -267,7 +279,7 @@ class TopK(Rule):
     def limit(self, n_blocks: int) -> int:
         return min(self.tile_budget, n_blocks)
 
-    def decide(self, ranked: Ranked) -> Decision:
+    def decide(self, ranked: Ranked, reduce: Reduce = alone) -> Decision:
         margin = margins(ranked, self.tile_budget)
         counts = ranked.visible.clamp(max=self.tile_budget)[:, None].expand_as(margin)
         return Decision(counts, margin, torch.zeros_like(margin, dtype=torch.bool))
@@ -319,10 +331,10 @@ class Router(TopK):
     def limit(self, n_blocks: int) -> int:
         return min(self.expanded_budget, n_blocks)
 
-    def decide(self, ranked: Ranked) -> Decision:
+    def decide(self, ranked: Ranked, reduce: Reduce = alone) -> Decision:
         margin = margins(ranked, self.tile_budget)
         eligible = ranked.visible > self.tile_budget
-        triggered = self.trigger.fire(margin, eligible, ranked.sequence, self.q)
+        triggered = self.trigger.fire(margin, eligible, ranked.sequence, self.q, reduce)
         plain = ranked.visible.clamp(max=self.tile_budget)[:, None]
         expanded = ranked.visible.clamp(max=self.expanded_budget)[:, None]
         return Decision(torch.where(triggered, expanded, plain), margin, triggered)

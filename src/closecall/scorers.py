@@ -82,3 +82,12 @@ class Quest(Scorer):
             one = wide.unsqueeze(-2)
             return torch.where(one > 0, one * high.unsqueeze(-3), one * low.unsqueeze(-3)).sum(-1)
         return wide.clamp(min=0) @ high.transpose(-1, -2) + wide.clamp(max=0) @ low.transpose(-1, -2)
+
+
+@SCORERS.register("auto")
+@dataclass(frozen=True)
+class Auto(Quest):
+    """`quest`, until `attach` finds that the model normalises queries and keys per head and takes `mean` instead.
+
+    The paper's reversal: QK-Norm flattens the boxes that Quest's bound is made of.
+    """

@@ -12,7 +12,7 @@ from . import backends
 from .checks import check_qk, check_scale
 from .geometry import Geometry, plan
 from .policy import Policy, as_policy
-from .rules import Ranked
+from .rules import Ranked, Reduce, alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,13 +189,19 @@ def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selectio
 
 
 def select_planned(
-    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, backend: backends.Backend
+    q: Tensor,
+    k: Tensor,
+    policy: Policy,
+    geometry: Geometry,
+    scale: float,
+    backend: backends.Backend,
+    reduce: Reduce = alone,
 ) -> Selection:
-    """`select` on checked arguments."""
+    """`select` on checked arguments. `reduce` sums over the ranks that hold the layer's other heads."""
     if covers_everything(policy, geometry):
         return select_all(geometry, q.shape[1], q.device)
     ranked = backend.rank(q, k, policy, geometry, scale)
-    decision = policy.rule.decide(ranked)
+    decision = policy.rule.decide(ranked, reduce)
     width = policy.rule.limit(geometry.n_blocks)
     return Selection(
         kv_idx=backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),

@@ -41,7 +41,7 @@ if _native is not None:
     _share_torch_threads()
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SCORERS = {"mean": 0, "quest": 1}
+_SCORERS = {"mean": 0, "quest": 1, "auto": 1}
 _AGGREGATES = {"max": 0, "mean": 1}
 
 

@@ -1,0 +1,1 @@
+"""closecall inside other people's programs."""

@@ -1,0 +1,339 @@
+"""`closecall.attach`: an existing Hugging Face model prefills sparsely, and nothing else about it changes.
+
+How: the modules of full-attention layers, and the models that build masks for them, get copies of their configs that
+name another attention implementation, `closecall_<the one before>`. transformers then calls our function and our mask
+function for those layers. `detach` puts the original config objects back; no object of the model's is modified, and
+what an attached layer does lives in its handle.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from ..backends import reference
+from ..policy import SCORERS, Policy, as_policy
+from ..selection import Selection, check_forced, covers_everything, select_planned
+from .layers import Layer, find_layers
+from .masks import from_cu_seqlens, mask_function
+from .op import attention_op, see
+from .stats import LayerStats, Recorder
+
+OLDEST = (5, 0)
+PREFIX = "closecall_"
+# Below this multiple of the tile budget, the blocks that a policy leaves out do not pay for choosing them: see
+# docs/attach.md for the measurement.
+BREAK_EVEN = 1.25
+
+
+class _State:
+    """What one attached layer does. Kept on its module, outside of torch's bookkeeping."""
+
+    def __init__(self, handle: Handle, layer: Layer, original: str) -> None:
+        self.handle = handle
+        self.layer = layer
+        self.original = original
+        self.stats = LayerStats()
+
+
+class Handle:
+    """An attached model. `detach()` or leaving the `with` restores it; `print(handle)` shows what each layer does."""
+
+    def __init__(
+        self,
+        model: Any,
+        policy: Policy,
+        layers: list[Layer],
+        chosen: list[Layer],
+        min_context: int,
+        decode: Literal["dense", "sparse"],
+        notes: list[str],
+    ) -> None:
+        self.model = model
+        self.policy = policy
+        self.min_context = min_context
+        self.decode = decode
+        self.notes = notes
+        self.layers = layers
+        self._chosen = chosen
+        self._states: list[_State] = []
+        self._before: list[tuple[Any, Any]] = []  # (module, its own config object)
+        self._recorder: Recorder | None = None
+        self._group = _tensor_parallel_group(model)
+        self._policy_json = policy.to_json()
+
+    # -- attaching and detaching ---------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        copies: dict[int, Any] = {}
+        attached = {id(layer.module) for layer in self._chosen}
+        originals = {id(layer.module.config): layer.module.config for layer in self._chosen}
+        for key, config in originals.items():
+            original = config._attn_implementation or "eager"
+            copies[key] = copy.copy(config)
+            copies[key]._attn_implementation_internal = _register(original)
+        left_alone = {id(layer.module) for layer in self.layers} - attached
+        for module in self.model.modules():
+            config = getattr(module, "config", None)
+            if config is None or id(module) in left_alone:
+                continue
+            if id(config) not in copies:  # a composite model's config holds the one that changed
+                held = [n for n in getattr(config, "sub_configs", {}) if id(getattr(config, n, None)) in originals]
+                if not held:
+                    continue
+                copies[id(config)] = copy.copy(config)
+                for name in held:
+                    setattr(copies[id(config)], name, copies[id(getattr(config, name))])
+            self._before.append((module, config))
+            module.config = copies[id(config)]
+        for layer in self._chosen:
+            original = originals_name(layer.module.config._attn_implementation)
+            state = _State(self, layer, original)
+            object.__setattr__(layer.module, "_closecall", state)
+            self._states.append(state)
+
+    def detach(self) -> None:
+        """Restores the model exactly. Doing it twice does no harm."""
+        for module, config in self._before:
+            module.config = config
+        for state in self._states:
+            state.layer.module.__dict__.pop("_closecall", None)
+        self._before.clear()
+        self.record_stop()
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._before)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    # -- what it did ---------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[int, dict[str, float | int]]:
+        """Per attached layer, measured over everything run since attaching (calls inside torch.compile excepted)."""
+        return {state.layer.index: state.stats.summary() for state in self._states}
+
+    def record(self, directory: str | Path, *, scores: bool = False, max_bytes: int = 2**30) -> None:
+        """From now on, writes every selection (with `scores`, tile scores too) to a new directory, up to max_bytes."""
+        self._recorder = Recorder(directory, scores=scores, max_bytes=max_bytes)
+
+    def record_stop(self) -> None:
+        self._recorder = None
+
+    def __str__(self) -> str:
+        width = max(len(layer.name) for layer in self.layers)
+        attached = {id(layer) for layer in self._chosen}
+        lines = [f"closecall on {type(self.model).__name__}: {self.policy}"]
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  {'layer':>5}  {'module':<{width}}  {'kind':<13}  what is done"]
+        for layer in self.layers:
+            done = "sparse" if id(layer) in attached else f"left alone: {layer.note or 'not among layers='}"
+            if id(layer) in attached and self.policy.scorer is None:
+                done = "dense, on our kernel"
+            lines.append(f"  {layer.index:>5}  {layer.name:<{width}}  {layer.kind:<13}  {done}")
+        return "\n".join(lines)
+
+    # -- the call ------------------------------------------------------------------------------------------------------
+
+    def _dense_below(self, rows: int, keys: int | torch.SymInt) -> int:
+        """The number of keys from which this call goes sparse: never for decode, unless asked."""
+        decode = rows < self.policy.tile and self.decode == "dense"
+        return 2**62 if decode else self.min_context
+
+    def _run(
+        self, state: _State, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float, softcap: float
+    ) -> tuple[Tensor, Tensor]:
+        state.stats.calls += 1
+        k, v, geometry = see(q, k, v, segments, self.policy)
+        backend = backends.choose("auto", q)
+        kept: Selection | None = None
+        start = time.perf_counter()
+        if k.shape[2] >= self._dense_below(q.shape[2], k.shape[2]) and not covers_everything(self.policy, geometry):
+            check_forced(self.policy, geometry)
+            kept = select_planned(q, k, self.policy, geometry, scale, backend, reduce=self._reduce)
+        selected = time.perf_counter()
+        result = backend.attend(q, k, v, kept, geometry, scale, softcap)
+        done = time.perf_counter()
+        state.stats.select_seconds += selected - start
+        state.stats.attend_seconds += done - selected
+        if kept is not None:
+            state.stats.add(kept)
+            if self._recorder is not None:
+                scores = None
+                if self._recorder.scores:
+                    scores = reference.tile_scores(q, k, self.policy, geometry, scale)
+                self._recorder.write(state.layer.index, kept, scores)
+        return result
+
+    def _reduce(self, total: Tensor) -> Tensor:
+        """Sums a tensor over the ranks that hold the other heads of this layer."""
+        if self._group is not None:
+            torch.distributed.all_reduce(total, group=self._group)
+        return total
+
+
+def originals_name(implementation: str) -> str:
+    return implementation.removeprefix(PREFIX)
+
+
+def _tensor_parallel_group(model: Any) -> Any:
+    mesh = getattr(model, "_device_mesh", None) or getattr(model, "device_mesh", None)
+    size = getattr(model, "tp_size", None) or getattr(model, "_tp_size", None) or 1
+    if mesh is None or size <= 1:
+        return None
+    if mesh.ndim > 1:
+        mesh = mesh["tp"]
+    return mesh.get_group()
+
+
+def _register(original: str) -> str:
+    """The name of our implementation in place of `original`, registered with transformers on first use."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    name = PREFIX + original
+    if name not in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(name, mask_function(ALL_MASK_ATTENTION_FUNCTIONS.get(original)))
+        AttentionInterface.register(name, _forward)
+    return name
+
+
+def _original_function(module: Any, original: str) -> Callable[..., Any]:
+    names = type(module).forward.__globals__
+    function: Callable[..., Any] = names["ALL_ATTENTION_FUNCTIONS"].get_interface(
+        original, names.get("eager_attention_forward")
+    )
+    return function
+
+
+def _forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls in the place of its own attention function."""
+    state: _State | None = module.__dict__.get("_closecall")
+    original = originals_name(module.config._attn_implementation)
+    ours = attention_mask is None or (attention_mask.ndim == 2 and not attention_mask.is_floating_point())
+    if state is None or not ours or kwargs.get("sliding_window") is not None or kwargs.get("is_causal") is False:
+        # A mask that is not causal attention within sequences was made by the original's own mask function.
+        given = {"scaling": scaling, "dropout": dropout, **kwargs}
+        given |= {} if softcap is None else {"softcap": softcap}
+        given |= {} if s_aux is None else {"s_aux": s_aux}
+        result: tuple[Tensor, Tensor | None] = _original_function(module, original)(
+            module, query, key, value, attention_mask, **given
+        )
+        return result
+    if module.training or (torch.is_grad_enabled() and query.requires_grad):
+        raise ValueError(
+            "a model attached to closecall is for inference: call model.eval() and run it under torch.no_grad(), "
+            "or detach it to train"
+        )
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions=True needs all attention weights, which closecall never has: detach first")
+    if attention_mask is None and kwargs.get("cu_seq_lens_q") is not None:
+        attention_mask = from_cu_seqlens(kwargs["cu_seq_lens_q"], query.shape[2])
+    handle = state.handle
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if torch.compiler.is_compiling():
+        below = handle._dense_below(query.shape[2], key.shape[2])
+        out, lse = attention_op(query, key, value, attention_mask, handle._policy_json, below, scale, softcap or 0.0)
+    else:
+        out, lse = handle._run(state, query, key, value, attention_mask, scale, softcap or 0.0)
+    if s_aux is not None:  # a sink is one more key of that score and no value: it only takes its share of the sum
+        share = torch.sigmoid(lse - s_aux.reshape(1, -1, 1).to(lse.dtype))
+        out = (out * share[..., None]).to(query.dtype)
+    return out.transpose(1, 2), None
+
+
+def _check_model(model: Any) -> None:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError("attach needs transformers: pip install 'closecall[transformers]'") from error
+    release = tuple(int(x) for x in transformers.__version__.split(".")[:2])
+    if release < OLDEST:
+        raise ValueError(
+            f"attach needs transformers {OLDEST[0]}.{OLDEST[1]} or newer, not {transformers.__version__}: upgrade it"
+        )
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise TypeError(f"model must be a transformers PreTrainedModel, got {type(model).__name__}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder model: attach works on causal decoders")
+    if (getattr(model.config, "_attn_implementation", None) or "").startswith(PREFIX) or any(
+        "_closecall" in module.__dict__ for module in model.modules()
+    ):
+        raise ValueError(f"this {type(model).__name__} is attached already: call detach() on its handle first")
+
+
+def _choose_layers(layers: list[Layer], wanted: Sequence[int] | None, model: Any) -> list[Layer]:
+    full = [layer for layer in layers if layer.kind == "full"]
+    if not full:
+        kinds = Counter(layer.kind for layer in layers)
+        there = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "none that closecall knows"
+        raise ValueError(f"{type(model).__name__} has no full causal attention layer to make sparse; it has {there}")
+    if wanted is None:
+        return full
+    known = {layer.index: layer for layer in full}
+    for index in wanted:
+        if index not in known:
+            kind = next((layer.kind for layer in layers if layer.index == index), None)
+            what = f"is {kind}" if kind else "does not exist"
+            raise ValueError(f"layers: layer {index} {what}; full-attention layers are {sorted(known)}")
+    return [known[index] for index in dict.fromkeys(wanted)]
+
+
+def attach(
+    model: Any,
+    policy: Policy | str,
+    *,
+    layers: Sequence[int] | None = None,
+    min_context: int | None = None,
+    decode: Literal["dense", "sparse"] = "dense",
+) -> Handle:
+    """Makes a Hugging Face causal language model prefill by `policy`. Returns a handle, also a context manager.
+
+    `layers`: indices of full-attention layers to attach to (all of them). `min_context`: with fewer keys than this the
+    layer runs dense, on our kernel (0; for `auto`, the break-even point). `decode`: calls of fewer rows than a tile are
+    decoding steps, `"dense"` by default; `"sparse"` selects for them too.
+    """
+    if decode not in ("dense", "sparse"):
+        raise ValueError(f"decode must be 'dense' or 'sparse', got {decode!r}")
+    if min_context is not None and (not isinstance(min_context, int) or min_context < 0):
+        raise ValueError(f"min_context must be a whole number of keys, got {min_context!r}")
+    chosen_policy = as_policy(policy)
+    _check_model(model)
+    found = find_layers(model)
+    chosen = _choose_layers(found, layers, model)
+    notes = []
+    if chosen_policy.scorer is not None and chosen_policy.scorer.name == "auto":
+        normed = any(layer.qk_norm for layer in chosen)
+        scorer = "mean" if normed else "quest"
+        has = "normalises queries and keys per head (QK-Norm)" if normed else "has no QK-Norm"
+        chosen_policy = chosen_policy.replace(scorer=SCORERS.make(scorer, {}))
+        if min_context is None:
+            min_context = int(BREAK_EVEN * chosen_policy.rule.limit(2**31)) * chosen_policy.block
+        notes.append(f"auto: {has}, so blocks are scored by {scorer}; dense below {min_context} keys, where sparse")
+        notes[-1] += " would not pay"
+    handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode, notes)
+    handle._attach()
+    return handle
