@@ -170,8 +170,9 @@ def policy(name: str, **overrides: Any) -> Policy:
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, which `attach` fits to the model.
     Overrides and the paper's defaults: `budget=33, tile_factor=2, q=0.4, rho=2, block=64, tile=64, sinks=1,
-    trigger="quantile", aggregate="max"`; `threshold=` goes with `trigger="absolute"`, `seed=` with `trigger="random"`. Every preset takes every override, so that one sweep can
-    run over all of them; a preset uses those its parts have (`dense` has no budget).
+    trigger="quantile", aggregate="max"`; `threshold=` goes with `trigger="absolute"`, `seed=` with `trigger="random"`.
+    Every preset takes every override, so that one sweep can run over all of them; a preset uses those its parts have
+    (`dense` has no budget).
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66
