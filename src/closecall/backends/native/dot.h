@@ -27,9 +27,27 @@ struct DotBF16 {
 };
 #endif
 
+// Brings rows of memory that are not neighbours into L2, a few lines at a time: a burst of requests would fill the core's
+// miss buffers and stall the very loads it is meant to help.
+struct Fetch {
+  const char* row = nullptr;
+  int64_t row_step = 0, row_bytes = 0, rows = 0;  // what is left
+  int64_t at = 0, lines = 0;                      // place in the row; lines per call
+  void some() {
+    for (int64_t i = 0; i < lines && rows > 0; ++i) {
+      __builtin_prefetch(row + at, 0, 2);
+      at += 64;
+      if (at >= row_bytes) { at = 0; row += row_step; --rows; }
+    }
+  }
+};
+constexpr int64_t DEPTH_PER_FETCH = 8;
+
 template <class Dot, int J, int R>
-inline void panel(const float* a, int64_t depth, const char* b, int64_t b_j, int64_t b_d, V (&acc)[J][R]) {
+inline void panel(const float* a, int64_t depth, const char* b, int64_t b_j, int64_t b_d, V (&acc)[J][R],
+                  Fetch* fetch = nullptr) {
   for (int64_t d = 0; d < depth; ++d) {
+    if (fetch && d % DEPTH_PER_FETCH == 0) fetch->some();
     typename Dot::A row[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) row[r] = Dot::lanes(a + r * LANES);
