@@ -195,7 +195,9 @@ def budget(sizes, p, v, out, lse, n_blocks: int, dim: int, dtype: torch.dtype) -
     return error, np.where(seen, lse_error, 0.0)
 
 
-def attend(q, k, v, kept: dict[tuple[int, int, int], list[int]], plan: list[Tile], scale: float) -> Expected:
+def attend(
+    q, k, v, kept: dict[tuple[int, int, int], list[int]], plan: list[Tile], scale: float, softcap=0.0
+) -> Expected:
     """Exact attention over `kept[batch, head, tile]` blocks, causal; rows that see nothing get 0 and -inf."""
     dtype, dim = q.dtype, q.shape[3]
     q, k, v = exact(q), exact(k), exact(v)
@@ -213,6 +215,9 @@ def attend(q, k, v, kept: dict[tuple[int, int, int], list[int]], plan: list[Tile
             ks, vs = k[tile.batch, h // group, keys], v[tile.batch, h // group, keys]
             logits = np.where(sees, scale * (rows @ ks.T), -np.inf)
             sizes = np.where(sees, scale * (np.abs(rows) @ np.abs(ks).T), 0.0)
+            if softcap:  # tanh never enlarges an error of its argument, and adds a few roundings of softcap * 1
+                logits = np.where(sees, softcap * np.tanh(logits / softcap), -np.inf)
+                sizes = sizes + 8 * softcap / (dim + 8)
             top = logits.max(1, keepdims=True, initial=-np.inf)
             weights = np.exp(logits - np.where(np.isfinite(top), top, 0.0))
             total = weights.sum(1, keepdims=True)

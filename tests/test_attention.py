@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 import closecall
 from compare import assert_attention, everything, kept_of
@@ -46,6 +47,16 @@ def test_attention_is_select_then_attend(engine: Engine, case: Case) -> None:
     for out, lse in (one, two):
         assert_attention(out, lse, expected)
     assert torch.equal(engine.attend(q, k, v, selection, scale=case.scale), two[0])
+
+
+@over(60, case=cases(), softcap=st.sampled_from((0.5, 3.0, 50.0)))
+def test_softcap_matches_the_oracle(engine: Engine, case: Case, softcap: float) -> None:
+    q, k, v = case.tensors()
+    options = {"scale": case.scale, **case.arguments()}
+    out, lse = engine.attention(q, k, v, case.policy(), softcap=softcap, return_lse=True, **options)
+    selection = engine.select(q, k, case.policy(), **options)
+    expected = brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale, softcap)
+    assert_attention(out, lse, expected)
 
 
 def tensors(heads: int = 4, kv_heads: int = 2, q_len: int = 600, k_len: int = 600, dim: int = 64, dtype=torch.float32):

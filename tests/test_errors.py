@@ -313,3 +313,9 @@ def test_a_geometry_that_was_tampered_with(spoil: Any) -> None:
     with pytest.raises(ValueError, match=r"selection\.geometry") as error:
         attend(small(), bad)
     says(error, "select")
+
+
+@pytest.mark.parametrize("softcap", [-1.0, float("nan"), float("inf")])
+def test_softcap(softcap: float) -> None:
+    with pytest.raises(ValueError, match=r"softcap must be a positive number, or 0 for none, got"):
+        attention(tensors(), softcap=softcap)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from closecall.geometry import Geometry, plan
+from closecall.geometry import Geometry, from_segments, plan
 from drawing import Case, cases, over
 
 
@@ -74,3 +75,32 @@ def test_whole_is_said_only_of_whole_buffers() -> None:
     assert not plan(2, 10, 20, 4, 4, key_padding=padding).whole
     assert plan(1, 20, 20, 4, 4, cu_seqlens=torch.tensor([0, 20])).whole
     assert not plan(1, 20, 20, 4, 4, cu_seqlens=torch.tensor([0, 5, 20])).whole
+
+
+def same_plan(one: Geometry, other: Geometry) -> bool:
+    tables = ("row", "rows", "key", "pos", "sequence")
+    return one.n_blocks == other.n_blocks and all(torch.equal(getattr(one, t), getattr(other, t)) for t in tables)
+
+
+@pytest.mark.parametrize("q_len", [1, 7, 40])
+def test_segments_say_what_padding_says(q_len: int) -> None:
+    real = torch.ones(3, 40, dtype=torch.bool)
+    real[1, :13] = False
+    real[2, 31:] = False
+    assert same_plan(from_segments(q_len, 8, 8, real.int()), plan(3, q_len, 40, 8, 8, key_padding=real))
+
+
+def test_segments_say_what_packing_says() -> None:
+    bounds = torch.tensor([0, 11, 12, 40])
+    ids = torch.repeat_interleave(torch.tensor([4, 2, 9]), bounds.diff())[None]  # any numbers: neighbours differ
+    assert same_plan(from_segments(40, 8, 8, ids), plan(1, 40, 40, 8, 8, cu_seqlens=bounds))
+
+
+def test_segments_can_pack_and_pad_at_once() -> None:
+    ids = torch.tensor([[0] * 5 + [1] * 20 + [2] * 15, [1] * 30 + [0] * 10])
+    found = from_segments(40, 8, 8, ids).spans()
+    assert [(b, rows.start, rows.stop, keys.start, keys.stop) for b, _, rows, keys in found] == [
+        (0, 5, 25, 5, 25),
+        (0, 25, 40, 25, 40),
+        (1, 0, 30, 0, 30),
+    ]

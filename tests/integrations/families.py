@@ -80,7 +80,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("Glm4MoeConfig", MOE | {"n_routed_experts": 2, "n_group": 1, "topk_group": 1}),
     "minimax": (
         "MiniMaxConfig",
-        MOE | {"layer_types": ["linear_attention", "full_attention", "full_attention"], "block_size": 32},
+        # transformers sizes MiniMax's masks by its first layer: a linear one makes its own eager attention fail.
+        MOE | {"layer_types": ["full_attention", "linear_attention", "full_attention"], "block_size": 32},
     ),
     "gpt_oss": ("GptOssConfig", SLIDING | MOE),
     "olmo": ("OlmoConfig", {}),

@@ -1,4 +1,4 @@
-"""Speed-up over context length, one panel per kind of cell. Needs matplotlib, imported on first use."""
+"""Ratios over context length, one panel per kind of cell. Needs matplotlib, imported on first use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,30 @@ LABEL_GAP = 0.075  # of the panel's height: what two labels at line ends need be
 
 @dataclass(frozen=True)
 class Series:
-    """A line: the row's field, what it is called, and how it looks."""
+    """A line: the row's field, what it is called (None: not named in the panel), and how it looks."""
 
     key: str
-    label: str
+    label: str | None
     colour: str
     marker: str
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The vertical axis: speed-ups go on a logarithmic one, parts of a whole on a linear one that starts at 0."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    log: bool
+
+    def height(self, value: float) -> float:
+        """How far up the panel a value lies, from 0 to 1."""
+        if self.log:
+            return math.log2(value / self.low) / math.log2(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
 
 Row = dict[str, Any]
@@ -49,11 +67,11 @@ def _apart(heights: list[float], gap: float) -> list[float]:
     return moved
 
 
-def _label_ends(axes: Axes, lines: list[tuple[Series, list[tuple[int, float]]]], low: float, high: float) -> None:
+def _label_ends(axes: Axes, lines: list[tuple[Series, list[tuple[int, float]]]], scale: Scale) -> None:
     """Names the lines where they end: no legend to match colours with."""
-    span = math.log2(high / low)
-    heights = _apart([math.log2(points[-1][1] / low) / span for _, points in lines], LABEL_GAP)
-    for (series, points), height in zip(lines, heights, strict=True):
+    named = [(series, points) for series, points in lines if series.label is not None]
+    heights = _apart([scale.height(points[-1][1]) for _, points in named], LABEL_GAP)
+    for (series, points), height in zip(named, heights, strict=True):
         axes.annotate(
             f"{times(points[-1][1])}  {series.label}",
             xy=(1, height), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
@@ -61,22 +79,24 @@ def _label_ends(axes: Axes, lines: list[tuple[Series, list[tuple[int, float]]]],
         )  # fmt: skip
 
 
-def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], low: float, high: float) -> None:
+def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], scale: Scale) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    if scale.log:
+        axes.set_yscale("log", base=2)
     lines = [(s, points) for s in series if (points := _points(rows, s.key))]
     contexts = sorted({x for _, points in lines for x, _ in points})
     for s, points in lines:
         xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, color=s.colour, marker=s.marker, markersize=5, linewidth=2, clip_on=False, zorder=3)
+        look = {"linestyle": "--", "linewidth": 1} if s.dashed else {"linestyle": "-", "linewidth": 2}
+        axes.plot(xs, ys, color=s.colour, marker=s.marker, markersize=5, clip_on=False, zorder=3, **look)
     axes.axhline(1, color=INK, linewidth=1, zorder=2)
-    axes.set_ylim(low, high)
+    axes.set_ylim(scale.low, scale.high)
     axes.xaxis.set_major_locator(FixedLocator(contexts))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(round(x))))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}x"))
-    axes.yaxis.set_major_locator(FixedLocator([2.0**i for i in range(-6, 12)]))
+    axes.yaxis.set_major_locator(FixedLocator(scale.ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(color=GRID, linewidth=0.8)
@@ -84,20 +104,39 @@ def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], low: float
     axes.tick_params(length=0, colors=QUIET)
     for side in axes.spines.values():
         side.set_visible(False)
-    _label_ends(axes, lines, low, high)
+    _label_ends(axes, lines, scale)
 
 
 def speedups(
     title: str, subtitle: str, rows: Sequence[Row], series: Sequence[Series], panels: tuple[str, str]
+) -> Figure:
+    """How many times faster we are."""
+    values = _values(rows, series)
+    low = 2.0 ** (math.log2(min(1.0, *values)) - 0.35)
+    high = 2.0 ** (math.log2(max(2.0, *values)) + 0.25)
+    scale = Scale("times faster than", low, high, tuple(2.0**i for i in range(-6, 12)), log=True)
+    return _grid(title, subtitle, rows, series, panels, scale)
+
+
+def walls(title: str, subtitle: str, rows: Sequence[Row], series: Sequence[Series], panels: tuple[str, str]) -> Figure:
+    """Our time as a part of another's."""
+    high = 1.1 * max(1.0, *_values(rows, series))
+    scale = Scale("time, relative", 0.0, high, tuple(i / 4 for i in range(int(4 * high) + 1)), log=False)
+    return _grid(title, subtitle, rows, series, panels, scale)
+
+
+def _values(rows: Sequence[Row], series: Sequence[Series]) -> list[float]:
+    return [y for s in series for _, y in _points(rows, s.key)] or [1.0]
+
+
+def _grid(
+    title: str, subtitle: str, rows: Sequence[Row], series: Sequence[Series], panels: tuple[str, str], scale: Scale
 ) -> Figure:
     """A grid of panels, columns by the rows' field `panels[0]` and lines of panels by `panels[1]`."""
     from matplotlib.figure import Figure
 
     across = list(dict.fromkeys(r[panels[0]] for r in rows))
     down = list(dict.fromkeys(r[panels[1]] for r in rows))
-    values = [y for s in series for _, y in _points(rows, s.key)] or [1.0]
-    low = 2.0 ** (math.log2(min(1.0, *values)) - 0.35)
-    high = 2.0 ** (math.log2(max(2.0, *values)) + 0.25)
     width = 1.0 + 5.2 * len(across)
     head = [(line, 14, "bold", INK) for line in textwrap.wrap(title, int(7.5 * width))]
     head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(14.5 * width))]
@@ -111,12 +150,12 @@ def speedups(
             if not mine:
                 grid[i][j].set_visible(False)
                 continue
-            _panel(grid[i][j], mine, series, low, high)
+            _panel(grid[i][j], mine, series, scale)
             name = f"{a}, D = {d}" if panels[1] == "dim" else f"{a}, {d}"
             grid[i][j].set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
     for axes in grid[-1]:
         axes.set_xlabel("context (tokens)", color=QUIET, fontsize=9)
-    grid[0][0].set_ylabel("times faster than", color=QUIET, fontsize=9)
+    grid[0][0].set_ylabel(scale.label, color=QUIET, fontsize=9)
     y = 0.15
     for line, points, weight, colour in head:
         figure.text(0.4 / width, 1 - y / height, line, fontsize=points, fontweight=weight, color=colour, va="top")

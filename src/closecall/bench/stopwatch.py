@@ -1,0 +1,61 @@
+"""Time inside a model's own attention function, for models that closecall is not attached to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..integrations.layers import find_layers
+
+Function = Callable[..., Any]
+
+
+class Stopwatch:
+    """Seconds spent in attention since the watch was put on."""
+
+    seconds: float = 0.0
+
+
+def _names(module: Any) -> dict[str, Any]:
+    """What a module's code sees: models may bring an attention registry and an eager function of their own."""
+    found: dict[str, Any] = inspect.unwrap(type(module).forward).__globals__
+    return found
+
+
+def _timed(function: Function | None, watched: frozenset[int], watch: Stopwatch) -> Function:
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        result = (function or _names(module)["eager_attention_forward"])(module, *args, **kwargs)
+        if id(module) in watched:
+            watch.seconds += time.perf_counter() - begin
+        return result
+
+    return functools.wraps(function)(call) if function else call
+
+
+@contextmanager
+def stopwatch(model: Any) -> Iterator[Stopwatch]:
+    """Times the attention function of the layers that `attach` would take over: full attention and no other.
+
+    While the block runs, transformers' registry holds timed functions under the names the model uses.
+    """
+    full = [layer.module for layer in find_layers(model) if layer.kind == "full"]
+    watch, watched = Stopwatch(), frozenset(map(id, full))
+    before: list[tuple[dict[str, Function], dict[str, Function]]] = []
+    try:
+        for module in full:
+            name = module.config._attn_implementation or "eager"
+            registry = _names(module)["ALL_ATTENTION_FUNCTIONS"]
+            local = registry._local_mapping
+            if not any(local is seen for seen, _ in before):
+                before.append((local, dict(local)))
+                registry[name] = _timed(registry.get(name), watched, watch)
+        yield watch
+    finally:
+        for local, content in before:
+            local.clear()
+            local.update(content)
