@@ -17,6 +17,8 @@ from closecall import backends
 from closecall.rules import Ranked
 
 FUZZ = bool(os.environ.get("CLOSECALL_FUZZ"))
+# Under AddressSanitizer everything is many times slower, and only our own code is of interest.
+SANITIZED = bool(os.environ.get("CLOSECALL_SANITIZED"))
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -61,7 +63,7 @@ class Engine:
 
     def examples(self, usual: int) -> int:
         """How many examples to draw where a fast backend draws `usual`."""
-        many = usual * 10 if FUZZ else usual
+        many = usual * 10 if FUZZ else max(3, usual // 8) if SANITIZED else usual
         return max(3, many // 12) if self.backend == "flex" else many
 
 

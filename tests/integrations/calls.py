@@ -58,6 +58,11 @@ def assisted(model: Any, x: Tensor) -> Tensor:
     return generate(model, repeated, attention_mask=torch.ones_like(repeated), prompt_lookup_num_tokens=3)
 
 
+def beams(model: Any, x: Tensor) -> Tensor:
+    """A cache whose rows are reordered between steps."""
+    return generate(model, x, num_beams=2)
+
+
 def chunks(model: Any, x: Tensor) -> Tensor:
     """Prefill in pieces that start off the block grid, left padding in the first."""
     cache, mask = DynamicCache(config=model.config), padded(x, "left")
@@ -103,7 +108,7 @@ def own_mask(model: Any, x: Tensor) -> Tensor:
 CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     f.__name__: f
     for f in (
-        batch_of_one, no_cache, left_padding, right_padding, generate, static_cache, assisted, chunks,
+        batch_of_one, no_cache, left_padding, right_padding, generate, static_cache, assisted, beams, chunks,
         growing_right_padding, packed, own_mask,
     )
 }  # fmt: skip

@@ -88,6 +88,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", {}),
     "olmo3": ("Olmo3Config", SLIDING),
     "granite": ("GraniteConfig", {"attention_multiplier": 0.2}),
+    "granite_swa": ("GraniteSWAConfig", SLIDING),
     "smollm3": ("SmolLM3Config", {}),
     "cohere": ("CohereConfig", {}),
     "cohere2": ("Cohere2Config", SLIDING),
@@ -116,6 +117,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("SeedOssConfig", {}),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention", "full_attention"]}),
     "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": 4}),
+    "gpt2": ("GPT2Config", {}),
+    "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 64}),
+    "persimmon": ("PersimmonConfig", {}),
+    "jetmoe": ("JetMoeConfig", {"num_key_value_heads": 4, "kv_channels": 16, "num_experts_per_tok": 1}),
+    "jamba": (
+        "JambaConfig",
+        MOE
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4}
+        | {"use_mamba_kernels": False},
+    ),
     "arcee": ("ArceeConfig", {}),
     "hunyuan": ("HunYuanDenseV1Config", {}),
     "apertus": ("ApertusConfig", {}),
@@ -141,12 +152,17 @@ def build(settings: Any, seed: int = 0) -> Any:
     """A model in evaluation mode whose attention matters."""
     torch.manual_seed(seed)
     settings._experts_implementation = "eager"  # the others have no float64
-    model = transformers.AutoModelForCausalLM.from_config(settings).eval().requires_grad_(False)
+    return rescale(transformers.AutoModelForCausalLM.from_config(settings))
+
+
+def rescale(model: Any) -> Any:
+    """Draws all weights again, larger; ready for inference."""
+    model.eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         if weight.ndim > 1:  # projections and embeddings: unit-sized outputs for unit-sized inputs
             fan_in = weight.shape[-1] if "embed" not in name else 1
             torch.nn.init.normal_(weight, std=fan_in**-0.5)
-        elif "norm" not in name and "layernorm" not in name:  # biases, sinks
+        elif "norm" not in name:  # biases, sinks
             torch.nn.init.normal_(weight, std=0.5)
         if any(part in name for part in ("q_proj", "q_b_proj", "qkv_proj", "query_key_value")):
             weight.mul_(3.0)

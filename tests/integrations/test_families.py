@@ -55,19 +55,21 @@ def test_a_small_budget_equals_the_reference_backend(name: str) -> None:
 
 KINDS = {
     "ministral": "sliding", "gemma2": "sliding", "gemma3": "sliding", "gemma4": "sliding", "gpt_oss": "sliding",
-    "olmo3": "sliding", "cohere2": "sliding", "exaone4": "sliding", "qwen3_next": "linear", "qwen3_5": "linear",
+    "olmo3": "sliding", "cohere2": "sliding", "exaone4": "sliding", "granite_swa": "sliding",
+    "qwen3_next": "linear", "qwen3_5": "linear",
     "qwen3_5_moe": "linear", "lfm2": "linear", "llama4": "chunked",
 }  # fmt: skip
+MIXED = {"minimax": ["full", "linear", "full"], "jamba": ["linear", "full", "linear"]}
 QK_NORM = {
     "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "olmo2", "olmo3", "exaone4",
-    "apertus", "hunyuan", "lfm2",
+    "apertus", "hunyuan", "lfm2", "persimmon",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_layer_is_known_for_what_it_is(name: str) -> None:
     found = layers.find_layers(families.model(name))
-    expected = [KINDS.get(name, "full"), "full", "full"] if name != "minimax" else ["full", "linear", "full"]
+    expected = MIXED.get(name, [KINDS.get(name, "full"), "full", "full"])
     assert [layer.kind for layer in found] == expected
     assert [layer.index for layer in found] == [0, 1, 2]
     assert {layer.qk_norm for layer in found if layer.kind == "full"} == {name in QK_NORM}
@@ -107,6 +109,7 @@ BROKEN: list[tuple[str, Callable[..., Given]]] = [
     *((name, without_window) for name, kind in KINDS.items() if kind in ("sliding", "chunked")),
     ("gemma2", without_softcap),
     ("gpt_oss", without_sinks),
+    ("granite_swa", without_sinks),
 ]
 
 

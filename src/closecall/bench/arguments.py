@@ -177,8 +177,8 @@ def _prefill(benchmarks: Benchmarks) -> None:
     parser = benchmarks.add_parser(
         "prefill",
         help="the whole prefill of a model, not attached and attached",
-        description="Times the whole prefill of a model as it is, attached with our kernel run dense, and attached with\n"
-        "each policy; shows attention's share of it, and how near we come to what Amdahl's law then allows.",
+        description="Times the whole prefill of a model as it is, attached with our kernel run dense, and attached\n"
+        "with each policy; shows attention's share of it, and how near we come to what Amdahl's law then allows.",
     )
     parser.add_argument(
         "--model", metavar="NAME", required=True, help="smollm2, another of `closecall models`, a hub id or a directory"

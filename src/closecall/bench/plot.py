@@ -89,8 +89,10 @@ def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], scale: Sca
     contexts = sorted({x for _, points in lines for x, _ in points})
     for s, points in lines:
         xs, ys = zip(*points, strict=True)
-        look = {"linestyle": "--", "linewidth": 1} if s.dashed else {"linestyle": "-", "linewidth": 2}
-        axes.plot(xs, ys, color=s.colour, marker=s.marker, markersize=5, clip_on=False, zorder=3, **look)
+        style, width = ("--", 1) if s.dashed else ("-", 2)
+        axes.plot(
+            xs, ys, style, color=s.colour, marker=s.marker, markersize=5, linewidth=width, clip_on=False, zorder=3
+        )
     axes.axhline(1, color=INK, linewidth=1, zorder=2)
     axes.set_ylim(scale.low, scale.high)
     axes.xaxis.set_major_locator(FixedLocator(contexts))

@@ -90,7 +90,7 @@ class PrefillBench:
     def guess(self, cell: Facts) -> float:
         config = self.loaded.model.config.get_text_config()
         attention = 2 * getattr(config, "hidden_size", 0) * getattr(config, "num_hidden_layers", 0) * cell["context"]
-        once = 2 * (self.loaded.model.num_parameters() + attention) * cell["context"] / (80e9 * cell["threads"])
+        once: float = 2 * (self.loaded.model.num_parameters() + attention) * cell["context"] / (80e9 * cell["threads"])
         return max(self.seconds, LEAST_ROUNDS * once * (1 + len(self.policies)))
 
     def measure(self, cell: Facts) -> Facts:

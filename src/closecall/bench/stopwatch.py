@@ -45,17 +45,18 @@ def stopwatch(model: Any) -> Iterator[Stopwatch]:
     """
     full = [layer.module for layer in find_layers(model) if layer.kind == "full"]
     watch, watched = Stopwatch(), frozenset(map(id, full))
-    before: list[tuple[dict[str, Function], dict[str, Function]]] = []
+    before: dict[tuple[int, str], tuple[Any, Function | None]] = {}
     try:
         for module in full:
             name = module.config._attn_implementation or "eager"
             registry = _names(module)["ALL_ATTENTION_FUNCTIONS"]
-            local = registry._local_mapping
-            if not any(local is seen for seen, _ in before):
-                before.append((local, dict(local)))
+            if (id(registry), name) not in before:
+                before[id(registry), name] = (registry, registry._local_mapping.get(name))
                 registry[name] = _timed(registry.get(name), watched, watch)
         yield watch
     finally:
-        for local, content in before:
-            local.clear()
-            local.update(content)
+        for (_, name), (registry, function) in before.items():
+            if function is None:
+                del registry[name]
+            else:
+                registry[name] = function

@@ -8,8 +8,8 @@ from typing import Any
 
 # Modules that mix tokens without softmax attention, by what their class names contain.
 _LINEAR = ("DeltaNet", "LightningAttention", "Mamba", "LinearAttention", "ShortConv", "Rwkv", "RecurrentBlock")
-# What some models hand to their attention function and ours would not heed.
-_FOREIGN = ("position_bias", "indices", "block_indices")
+# What the attention of some models depends on besides queries, keys, values and a causal mask.
+_FOREIGN = ("position_bias", "indices", "block_indices", "prepare_dynamic_mask")
 _QK_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm", "qk_norm")
 
 
@@ -42,9 +42,9 @@ def _foreign(module: Any) -> str | None:
     code = inspect.unwrap(type(module).forward).__code__
     if "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
         return "its code does not let the attention function be replaced"
-    keywords = {name for const in code.co_consts if isinstance(const, tuple) for name in const}
-    given = [name for name in _FOREIGN if name in keywords]
-    return f"its attention takes {given[0]}, which closecall does not know" if given else None
+    names = {name for const in code.co_consts if isinstance(const, tuple) for name in const} | set(code.co_names)
+    given = [name for name in _FOREIGN if name in names]
+    return f"its attention needs {given[0]}, which closecall does not know" if given else None
 
 
 def _kind(module: Any) -> tuple[str, str]:

@@ -41,8 +41,9 @@ def see(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, policy: Policy
     if segments.shape[1] != k.shape[2]:
         if bool((segments != 1).any()):
             raise ValueError(
-                f"the model made its mask for {segments.shape[1]} keys but its cache hands out {k.shape[2]}: transformers "
-                "does so for models that begin with linear attention (MiniMax); generate for prompts of one length"
+                f"the model made its mask for {segments.shape[1]} keys but its cache hands out {k.shape[2]}: so "
+                "transformers does for models that begin with linear attention (MiniMax); generate for prompts of "
+                "one length"
             )
         return Seen(q, k, v, plan(q.shape[0], q.shape[2], k.shape[2], *grid))
     # Unseen keys are the same last ones for the whole batch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class LayerStats:
         if not self.cut:
             return float("nan")
         below = self.histogram.cumsum(0)
-        return (int(torch.searchsorted(below, max(1, round(q * self.cut)))) + 0.5) / _BINS
+        return (int(torch.searchsorted(below, max(1, math.ceil(q * self.cut)))) + 0.5) / _BINS
 
     def summary(self) -> dict[str, float | int]:
         nan = float("nan")

@@ -151,7 +151,8 @@ class Handle:
                 done = "dense, on our kernel: not among layers="
             else:
                 done = "sparse" if self.policy.rule.needs_scores else "dense, on our kernel"
-            lines.append(f"  {layer.index:>5}  {layer.name:<{width}}  {layer.kind:<13}  {done}")
+            number = layer.index if layer.index >= 0 else ""
+            lines.append(f"  {number:>5}  {layer.name:<{width}}  {layer.kind:<13}  {done}")
         return "\n".join(lines)
 
     # -- the call ------------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def _forward(
     if s_aux is not None:  # a sink is one more key of that score and no value: it only takes its share of the sum
         share = torch.sigmoid(lse - s_aux.reshape(1, -1, 1).to(lse.dtype))
         out = (out * share[..., None]).to(query.dtype)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None  # as the models' own functions: some call view() on it
 
 
 def _check_model(model: Any) -> None:
