@@ -289,21 +289,29 @@ struct TileAttention {
     return sum(spoilt) == 0.0f;
   }
 
+  // The weights of key j for vector r of the group.
+  static V weights_of(const float* p, int64_t j, int r) {
+#ifdef CC_BF16_DOT
+    if constexpr (PAIRS) {
+      __m512i pair = _mm512_loadu_si512(p + j / 2 * GROUP + r * LANES);
+      return _mm512_castsi512_ps(j & 1 ? _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000u)) : _mm512_slli_epi32(pair, 16));
+    }
+#endif
+    return load(p + j * GROUP + r * LANES);
+  }
+
   // The second product, key by key, for steps in which a non-finite value must not reach the rows that do not see it.
   void add_values_carefully(const float* p, int64_t first, int64_t n, int64_t row, float* o) const {
     int64_t size = item_size(args.shape.dtype);
     for (int64_t j = 0; j < n; ++j)
-      for (int64_t r = most(0, first + j - row); r < GROUP; ++r) {
-        float weight;
-        if constexpr (PAIRS) {
-          uint32_t pair;
-          memcpy(&pair, p + j / 2 * GROUP + r, 4);
-          weight = scalar_bf16((uint16_t)(j & 1 ? pair >> 16 : pair));
-        } else {
-          weight = p[j * GROUP + r];
+      for (int r = 0; r < R; ++r) {
+        V weight = weights_of(p, j, r), hidden = hide_below(set1(0.0f), first + j - row - r * LANES);
+        for (int64_t i = 0; i < args.shape.Dv; ++i) {
+          float* at = o + i * GROUP + r * LANES;
+          float x = read_one(tile.v + ((first + j) * tile.v_row + i * tile.v_dim) * size, args.shape.dtype);
+          V before = load(at);
+          store(at, where_equal(hidden, set1(-INF), before, fma(weight, set1(x), before)));
         }
-        for (int64_t i = 0; i < args.shape.Dv; ++i)
-          o[i * GROUP + r] += weight * read_one(tile.v + ((first + j) * tile.v_row + i * tile.v_dim) * size, args.shape.dtype);
       }
   }
 
