@@ -31,9 +31,11 @@ lint: $(READY)
 	$(SAY) "Lint and types"
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-bench: $(READY)  ## The full attention benchmark: 4K to 128K, fp32 and bf16 (hours; resumes where it was stopped)
+bench: $(READY)  ## Every benchmark at full size: 4K to 128K, fp32 and bf16 (hours; resumes where it was stopped)
 	$(BIN)/closecall bench attention --out out/bench
 	$(BIN)/closecall bench decode --out out/bench
+	$(BIN)/closecall get smollm2
+	$(BIN)/closecall bench prefill --model smollm2 --out out/bench
 
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds
 	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2

@@ -23,6 +23,7 @@ start here:
   closecall info                     is the fast backend built, and what will run on my machine?
   closecall bench attention --quick  two minutes: our speed against torch on this machine
   closecall get smollm2              a small real model to try things on, 93 MB
+  closecall bench prefill            whole prompts through that model, dense and sparse
   closecall models                   models we know, and the policy recommended for each
 
 in Python:
