@@ -131,7 +131,7 @@ def test_one_line_that_a_person_understands() -> None:
     [
         ("quets", {}, ["policy", "quets", "did you mean 'quest'"]),
         ("router-on-qest", {}, ["did you mean 'router-on-quest'"]),
-        ("zzz", {}, ["known: dense, quest, router, router-on-quest, topk"]),
+        ("zzz", {}, ["known: auto, dense, quest, router, router-on-quest, topk"]),
         ("topk", {"bugdet": 3}, ["policy override", "bugdet", "did you mean 'budget'"]),
         ("router", {"trigger": "quantil"}, ["trigger", "quantil", "did you mean 'quantile'"]),
         ("topk", {"aggregate": "men"}, ["aggregate", "men", "did you mean 'mean'"]),
