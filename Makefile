@@ -7,7 +7,7 @@ NATIVE := $(wildcard src/closecall/backends/native/*)
 ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
 SAY     = @printf '\n== %s\n'
 
-.PHONY: help demo test lint bench fuzz sanitize wheel clean
+.PHONY: help demo test test-model lint bench fuzz sanitize wheel clean
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -36,6 +36,10 @@ bench: $(READY)  ## Every benchmark at full size: 4K to 128K, fp32 and bf16 (hou
 	$(BIN)/closecall bench decode --out out/bench
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall bench prefill --model smollm2 --out out/bench
+
+test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on first use, 93 MB)
+	$(BIN)/closecall get smollm2
+	$(BIN)/pytest -q tests/integrations/test_real_model.py
 
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds
 	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2
