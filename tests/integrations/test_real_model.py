@@ -13,7 +13,7 @@ from closecall.integrations.load import LoadedModel, load_model
 from families import assert_close
 
 pytestmark = pytest.mark.skipif(
-    not smollm2.fetched(), reason="run `closecall get smollm2` first (make test-model does)"
+    not smollm2.fetched(), reason="`closecall get smollm2` first, as make test-model does"
 )
 
 
