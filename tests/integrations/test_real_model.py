@@ -12,9 +12,7 @@ from closecall.integrations import smollm2
 from closecall.integrations.load import LoadedModel, load_model
 from families import assert_close
 
-pytestmark = pytest.mark.skipif(
-    not smollm2.fetched(), reason="`closecall get smollm2` first, as make test-model does"
-)
+pytestmark = pytest.mark.skipif(not smollm2.fetched(), reason="`closecall get smollm2` first, as make test-model does")
 
 
 @pytest.fixture(scope="module")
