@@ -155,9 +155,10 @@ struct TileAttention {
     return {(const char*)scratch.v, dv * 4};
   }
 
-  // S^T of J keys and one group of rows; raises `top`.
+  // S^T of J keys and one group of rows; raises `top`. With 16 registers its own function, like add_values: inlined, the
+  // addresses of its inner loop would no longer fit in registers.
   template <int J>
-  void score_keys(const float* q_group, Operand k, float* s, V (&top)[R], Fetch* fetch) const {
+  OWN_FUNCTION void score_keys(const float* q_group, Operand k, float* s, V (&top)[R], Fetch* fetch) const {
     V acc[J][R];
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j)
@@ -175,7 +176,7 @@ struct TileAttention {
 
   // O^T += V^T P^T of J dimensions and one group of rows.
   template <int J>
-  void add_values(const float* p, int64_t depth, Operand v, float* o, Fetch* fetch) const {
+  OWN_FUNCTION void add_values(const float* p, int64_t depth, Operand v, float* o, Fetch* fetch) const {
     V acc[J][R];
 #pragma GCC unroll 16
     for (int j = 0; j < J; ++j)

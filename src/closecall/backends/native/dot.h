@@ -41,13 +41,15 @@ struct Fetch {
     }
   }
 };
-constexpr int64_t DEPTH_PER_FETCH = 8;
+constexpr int64_t DEPTH_PER_FETCH = FETCH_INSIDE ? 8 : 1 << 20;
 
+// Always inlined: the accumulators must stay in registers, and only there can the compiler know that nothing else holds them.
 template <class Dot, int J, int R>
-inline void panel(const float* a, int64_t depth, const char* b, int64_t b_j, int64_t b_d, V (&acc)[J][R],
+__attribute__((always_inline)) inline void panel(const float* a, int64_t depth, const char* b, int64_t b_j, int64_t b_d, V (&acc)[J][R],
                   Fetch* fetch = nullptr) {
+  if (!FETCH_INSIDE && fetch) fetch->some();
   for (int64_t d = 0; d < depth; ++d) {
-    if (fetch && d % DEPTH_PER_FETCH == 0) fetch->some();
+    if (FETCH_INSIDE && fetch && d % DEPTH_PER_FETCH == 0) fetch->some();
     typename Dot::A row[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) row[r] = Dot::lanes(a + r * LANES);

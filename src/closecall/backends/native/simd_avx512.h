@@ -4,11 +4,15 @@
 
 #include <cstdint>
 
+// Inlined or not as the tier does best.
+#define OWN_FUNCTION
+
 namespace {
 
 using V = __m512;
 constexpr int LANES = 16;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 12, DIMS_AT_ONCE = 8;         // attention: 24 and 16 accumulators of 32 registers
+constexpr bool FETCH_INSIDE = true;  // 32 registers: the fetching fits beside the accumulators
 constexpr int SCORE_VECTORS = 4, BLOCKS_AT_ONCE = 6;     // scoring: 24 accumulators
 
 inline V load(const float* p) { return _mm512_loadu_ps(p); }

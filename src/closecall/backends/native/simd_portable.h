@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#define OWN_FUNCTION __attribute__((noinline))
+
 namespace {
 
 typedef float V __attribute__((vector_size(16)));
@@ -10,6 +12,7 @@ typedef int32_t I __attribute__((vector_size(16)));
 typedef uint32_t U __attribute__((vector_size(16)));
 constexpr int LANES = 4;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4, DIMS_AT_ONCE = 4;
+constexpr bool FETCH_INSIDE = false;
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
 
 inline V load(const float* p) { V v; memcpy(&v, p, sizeof v); return v; }
