@@ -23,7 +23,7 @@ demo: $(READY)  ## What closecall does to attention on this machine, in two minu
 	$(SAY) "Selection + attention against torch SDPA and against our own kernel run dense"
 	$(BIN)/closecall bench attention --quick --out out/demo
 
-test: $(READY) lint  ## Lint, types and every test (about ten minutes on 2 cores)
+test: $(READY) lint  ## Lint, types and every test (about four minutes on 2 cores)
 	$(SAY) "Tests: native, flex and reference against a float64 oracle, every instruction-set tier"
 	$(BIN)/pytest -q -n 2
 
