@@ -13,6 +13,14 @@
 namespace {
 
 constexpr int GROUP = ROW_VECTORS * LANES;
+constexpr int DIMS_AT_END = 4;  // where the dimensions are no multiple of DIMS_AT_ONCE
+
+// How many of dv dimensions (a multiple of DIMS_AT_END) to take DIMS_AT_END at a time.
+inline int64_t dims_at_end(int64_t dv) {
+  int64_t n = 0;
+  while (n < dv && (dv - n) % DIMS_AT_ONCE) n += DIMS_AT_END;
+  return n;
+}
 constexpr float SLACK = 8.0f;
 
 struct AttendScratch {
@@ -79,6 +87,7 @@ struct TileAttention {
   const Rows& tile;
   AttendScratch scratch;
   int64_t rows, pos, groups, d, dv;
+  int64_t dims_first;  // dimensions taken DIMS_AT_ONCE at a time; the others DIMS_AT_END
   const char* q;
   char* out;
   float* lse;
@@ -86,7 +95,8 @@ struct TileAttention {
 
   TileAttention(const AttendArgs& a, const Rows& t, int64_t first, Arena arena)
       : args(a), tile(t), scratch(arena, a.shape), rows(least(CHUNK, t.rows - first)), pos(t.pos + first),
-        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, DIMS_AT_ONCE)),
+        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, DIMS_AT_END)),
+        dims_first(dv - dims_at_end(dv)),
         q(t.q + first * t.q_row * item_size(a.shape.dtype)), out(t.out + first * t.out_row * item_size(a.shape.dtype)),
         lse(t.lse + first), to_log2(set1((float)a.scale * LOG2E)) {}
 
@@ -324,7 +334,7 @@ struct TileAttention {
     int64_t calls = groups * most(1, count / KEYS_AT_ONCE) * most(1, d / M::DEPTH / DEPTH_PER_FETCH);
     Fetch next_k{tile.k + next * tile.k_row * size, tile.k_row * size, d * size, next_count};
     next_k.lines = (next_count * ((d * size + 63) / 64) + calls - 1) / calls;
-    calls = groups * (dv / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
+    calls = groups * most(1, dims_first / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
     Fetch next_v{tile.v + next * tile.v_row * size, tile.v_row * size, dv * size, next_count};
     next_v.lines = (next_count * ((dv * size + 63) / 64) + calls - 1) / calls;
     for (int64_t g = 0; g < groups; ++g) {
@@ -350,8 +360,11 @@ struct TileAttention {
         continue;
       }
       int64_t depth = (n + M::DEPTH - 1) / M::DEPTH;
-      for (int64_t i = 0; i < dv; i += DIMS_AT_ONCE)
+      int64_t i = 0;
+      for (; i < dims_first; i += DIMS_AT_ONCE)
         add_values<DIMS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, &next_v);
+      for (; i < dv; i += DIMS_AT_END)
+        add_values<DIMS_AT_END>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, nullptr);
     }
   }
 

@@ -10,7 +10,7 @@ namespace {
 
 using V = __m256;
 constexpr int LANES = 8;
-constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 6, DIMS_AT_ONCE = 4;      // 16 registers: 12 accumulators, 8 hide the latency of 2 FMA pipes
+constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 6, DIMS_AT_ONCE = 6;  // 16 registers: 12 accumulators, 8 would just hide the latency of 2 FMA pipes
 constexpr bool FETCH_INSIDE = false;  // 16 registers: fetching inside the product would spill the accumulators
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
 
