@@ -10,7 +10,7 @@ import pytest
 from closecall import __version__, cli, info
 from closecall.bench import arguments
 
-COMMANDS = ("info", "bench", "models", "get")
+COMMANDS = ("info", "bench", "models", "get", "validate")
 BENCHMARKS = ("attention", "decode", "prefill")
 RUN = [sys.executable, "-c", "import sys; from closecall.cli import main; sys.exit(main())"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .policy import unknown
+from .validate.cli import add_validate
 
 ABOUT = """\
 closecall makes long-context prefill of existing language models fast: each tile of 64 queries
@@ -25,6 +26,7 @@ start here:
   closecall get smollm2              a small real model to try things on, 93 MB
   closecall bench prefill            whole prompts through that model, dense and sparse
   closecall models                   models we know, and the policy recommended for each
+  closecall validate --quick         is it right and fast on this device?
 
 in Python:
   policy = closecall.policy("router-on-quest", budget=33)
@@ -122,7 +124,7 @@ def _get(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
-COMMANDS = (_info, _bench, _models, _get)
+COMMANDS = (_info, _bench, _models, _get, add_validate)
 
 
 def parser() -> argparse.ArgumentParser:

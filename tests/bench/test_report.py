@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from closecall.bench import inputs, plot
-from closecall.bench.arguments import _count, _each
 from closecall.bench.table import Column, Table
+from closecall.options import counts
 
 pytest.importorskip("matplotlib")
 
@@ -47,7 +47,7 @@ def test_numbers_as_people_write_them() -> None:
     assert [inputs.three_digits(x) for x in (12345.6, 99.6, 12.34, 1.234, 0.01234)] == [
         "12346", "100", "12.3", "1.23", "0.0123",
     ]  # fmt: skip
-    assert _each("4k, 1K,256,4096,", _count("--contexts")) == (4096, 1024, 256)
+    assert counts("--contexts", "4k, 1K,256,4096,") == (4096, 1024, 256)
 
 
 ROWS = [

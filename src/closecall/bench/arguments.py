@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..policy import PRESETS, Policy, policy, unknown
+from ..options import count, counts, each, one_of
+from ..policy import PRESETS, Policy, policy
 
-T = TypeVar("T")
 Benchmarks = Any  # argparse's sub-parser collection, whose type is private
 
 TYPES = ("fp32", "bf16", "fp16")
@@ -23,34 +22,10 @@ PREFILL = {"contexts": "2k,4k,8k", "threads": "all", "seconds": 60.0}
 PREFILL_QUICK = {"contexts": "1k,2k", "threads": "all", "seconds": 10.0}
 
 
-def _each(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
-    """The comma-separated values, in order, each once."""
-    return tuple(dict.fromkeys(read(item.strip()) for item in text.split(",") if item.strip()))
-
-
-def _count(option: str) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        digits, factor = (text[:-1], 1024) if text[-1:].lower() == "k" else (text, 1)
-        if not digits.isdigit() or int(digits) == 0:
-            raise ValueError(f"{option} takes whole numbers like 128 or 32k, got {text!r}")
-        return int(digits) * factor
-
-    return read
-
-
 def _threads(text: str) -> int:
     import torch
 
-    return torch.get_num_threads() if text == "all" else _count("--threads")(text)
-
-
-def _name(kind: str, known: tuple[str, ...]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in known:
-            raise unknown(kind, text, known)
-        return text
-
-    return read
+    return torch.get_num_threads() if text == "all" else count("--threads")(text)
 
 
 def _default(key: str, full: dict[str, Any], quick: dict[str, Any]) -> str:
@@ -91,8 +66,8 @@ def _policies(parser: argparse.ArgumentParser, names: str, budget: int) -> None:
 
 
 def _chosen(args: argparse.Namespace, known: tuple[str, ...]) -> tuple[Policy, ...]:
-    budget = _count("--budget")(args.budget)
-    return tuple(policy(name, budget=budget) for name in _each(args.policies, _name("--policies", known)))
+    budget = count("--budget")(args.budget)
+    return tuple(policy(name, budget=budget) for name in each("--policies", args.policies, one_of("--policies", known)))
 
 
 def _common(args: argparse.Namespace, full: dict[str, Any], quick: dict[str, Any]) -> dict[str, Any]:
@@ -104,23 +79,23 @@ def _common(args: argparse.Namespace, full: dict[str, Any], quick: dict[str, Any
     if not given["seconds"] > 0:
         raise ValueError(f"--seconds must be above 0, got {given['seconds']}")
     if args.isa:
-        os.environ["CLOSECALL_ISA"] = _name("--isa", tuple(cpu.tiers()))(args.isa)
+        os.environ["CLOSECALL_ISA"] = one_of("--isa", tuple(cpu.tiers()))(args.isa)
     return {
-        "contexts": _each(given["contexts"], _count("--contexts")),
-        "threads": _each(given["threads"], _threads),
-        "repeats": _count("--repeats")(args.repeats),
+        "contexts": counts("--contexts", given["contexts"]),
+        "threads": each("--threads", given["threads"], _threads),
+        "repeats": count("--repeats")(args.repeats),
         "seconds": given["seconds"],
     }
 
 
 def _grid(args: argparse.Namespace, full: dict[str, Any], quick: dict[str, Any]) -> dict[str, Any]:
     """The same, with the tensors to make."""
-    heads, kv_heads = _count("--heads")(args.heads), _count("--kv-heads")(args.kv_heads)
+    heads, kv_heads = count("--heads")(args.heads), count("--kv-heads")(args.kv_heads)
     if heads % kv_heads:
         raise ValueError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
     return _common(args, full, quick) | {
-        "dtypes": _each(args.dtypes, _name("--dtypes", TYPES)),
-        "dims": _each(args.dims or (quick if args.quick else full)["dims"], _count("--dims")),
+        "dtypes": each("--dtypes", args.dtypes, one_of("--dtypes", TYPES)),
+        "dims": counts("--dims", args.dims or (quick if args.quick else full)["dims"]),
         "heads": heads,
         "kv_heads": kv_heads,
     }
@@ -148,7 +123,7 @@ def _attention(benchmarks: Benchmarks) -> None:
         baselines = args.baselines or ("sdpa,dense" if args.quick else "sdpa,dense,flex")
         bench = attention.AttentionBench(
             policies=_chosen(args, known),
-            baselines=_each(baselines, _name("--baselines", attention.BASELINES)),
+            baselines=each("--baselines", baselines, one_of("--baselines", attention.BASELINES)),
             **_grid(args, ATTENTION, ATTENTION_QUICK),
         )
         runner.run(bench, args.out, fresh=args.fresh)
@@ -190,7 +165,7 @@ def _prefill(benchmarks: Benchmarks) -> None:
     def run(args: argparse.Namespace) -> None:
         given = _common(args, PREFILL, PREFILL_QUICK)
         policies = _chosen(args, tuple(PRESETS))
-        dtype = None if args.dtype is None else _name("--dtype", TYPES)(args.dtype)
+        dtype = None if args.dtype is None else one_of("--dtype", TYPES)(args.dtype)
 
         from ..integrations.load import load_model
         from . import prefill, runner
@@ -207,5 +182,5 @@ BENCHMARKS = (_attention, _decode, _prefill)
 
 
 def add(benchmarks: Benchmarks) -> None:
-    for each in BENCHMARKS:
-        each(benchmarks)
+    for benchmark in BENCHMARKS:
+        benchmark(benchmarks)
