@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -145,3 +146,22 @@ def test_presets_by_name_take_the_defaults(engine: Engine, preset: str) -> None:
         assert counts[0] == [66, 66]
     else:
         assert counts[0] in ([66, 70], [69, 66])
+
+
+def test_a_selection_knows_whether_it_was_written_into() -> None:
+    q, k = torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
+    for name in ("dense", "topk"):
+        selection = closecall.select(q, k, closecall.policy(name, budget=2))
+        assert selection.untouched
+        assert not dataclasses.replace(selection).untouched  # its parts may be anybody's
+        assert not selection.to("cpu").untouched
+    for part in (selection.kv_idx, selection.counts):
+        before = part.clone()
+        part[..., 0] = 1
+        assert not selection.untouched
+        part.copy_(before)
+        assert not selection.untouched
+    by_hand = closecall.Selection.from_blocks(selection.kv_idx, selection.counts, q_len=300, k_len=300)
+    assert not by_hand.untouched
+    with torch.inference_mode():
+        assert not closecall.select(q, k, closecall.policy("topk", budget=2)).untouched

@@ -65,7 +65,8 @@ def attend(
         raise ValueError(
             f"the selection is on {selection.kv_idx.device} but q is on {q.device}: move it with selection.to()"
         )
-    selection.check()
+    if q.device.type == "cpu" or not selection.untouched:  # elsewhere checking would wait for the device
+        selection.check()
     if selection.kv_idx.shape[1] != q.shape[1]:
         raise ValueError(
             f"the selection has {selection.kv_idx.shape[1]} heads but q has {q.shape[1]}: select again on these tensors"

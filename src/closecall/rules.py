@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .geometry import Geometry
 from .policy import RULES, Component, Policy, Registry
 
 # From this process's margins [B, H, T] to those of all heads of the layer, and which of them are its own: where heads
@@ -29,6 +30,17 @@ def alone(margin: Tensor) -> tuple[Tensor, slice]:
 
 
 @dataclass(frozen=True, eq=False)
+class Source:
+    """What was ranked, for rules that judge rows and not only tile scores."""
+
+    q: Tensor
+    k: Tensor
+    geometry: Geometry
+    scale: float
+    sinks: int
+
+
+@dataclass(frozen=True, eq=False)
 class Ranked:
     """The visible, unforced blocks of every tile, best first; ties go to the lower block index."""
 
@@ -38,6 +50,7 @@ class Ranked:
     forced: Tensor  # int64 [B, T]: number of forced blocks
     sequence: Tensor  # int64 [B, T]: the tile's sequence
     all_heads: AllHeads = alone
+    source: Source | None = None  # always there when `select` asks a rule
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from . import backends
 from .checks import check_qk, check_scale
 from .geometry import Geometry, plan
 from .policy import Policy, as_policy
-from .rules import AllHeads, Ranked, alone
+from .rules import AllHeads, Ranked, Source, alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,25 @@ class Selection:
     margin: Tensor
     triggered: Tensor
     geometry: Geometry
+    _made: tuple[int, int] | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def made(cls, **fields: Any) -> Selection:
+        """One that `select` made: right as long as nobody writes into it."""
+        selection = cls(**fields)
+        object.__setattr__(selection, "_made", selection._versions())
+        return selection
+
+    def _versions(self) -> tuple[int, int] | None:
+        """How often kv_idx and counts have been written to; None where torch does not count (inference mode)."""
+        if self.kv_idx.is_inference() or self.counts.is_inference():
+            return None
+        return self.kv_idx._version, self.counts._version
+
+    @property
+    def untouched(self) -> bool:
+        """Whether it is as `select` made it. Known without asking the device."""
+        return self._made is not None and self._made == self._versions()
 
     @classmethod
     def from_blocks(
@@ -179,7 +199,7 @@ def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selectio
     visible = geometry.visible
     one = torch.where(block < visible[..., None], block, geometry.n_blocks).to(torch.int32)
     shape = (geometry.batch, heads, geometry.n_tiles)
-    return Selection(
+    return Selection.made(
         kv_idx=one[:, None].expand(*shape, -1).to(device),
         counts=visible.to(torch.int32)[:, None].expand(shape).to(device),
         margin=torch.full(shape, torch.nan, device=device),
@@ -201,9 +221,10 @@ def select_planned(
     if covers_everything(policy, geometry):
         return select_all(geometry, q.shape[1], q.device)
     ranked = backend.rank(q, k, policy, geometry, scale)
-    decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=all_heads))
+    source = Source(q, k, geometry, scale, policy.sinks)
+    decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=all_heads, source=source))
     width = policy.rule.limit(geometry.n_blocks)
-    return Selection(
+    return Selection.made(
         kv_idx=backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
         counts=decision.counts.to(torch.int32).contiguous(),
         margin=decision.margin,

@@ -6,8 +6,10 @@ is the rule's business and the same code for all.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
+import warnings
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from ..rules import Ranked
     from ..selection import Selection
 
-NAMES = ("cpu", "flex", "reference")
+NAMES = ("cpu", "flex", "reference", "triton")
+PREFERRED = {"cpu": ("cpu",), "cuda": ("triton", "flex")}  # by device (ROCm calls its devices cuda too), best first
 
 
 class Backend(Protocol):
@@ -67,16 +70,26 @@ def load(name: str) -> Backend:
 
 def explain(q: Tensor) -> Choice:
     """What `backend="auto"` takes for tensors like `q`."""
-    preferred = "cpu" if q.device.type == "cpu" else "flex"
-    problem = load(preferred).why_not(q)
-    if problem is None:
-        return Choice(preferred, f"{q.device.type} tensors of {q.dtype}".replace("torch.", ""))
-    return Choice("reference", problem)
+    problems: list[str] = []
+    for name in PREFERRED.get(q.device.type, ("flex",)):
+        problem = load(name).why_not(q)
+        if problem is None:
+            return Choice(name, "; ".join([*problems, f"{q.device.type} tensors of {q.dtype}".replace("torch.", "")]))
+        problems.append(problem)
+    return Choice("reference", "; ".join(problems))
+
+
+@functools.cache
+def _say_once(name: str, why: str) -> None:
+    warnings.warn(f"backend='auto' fell back to {name!r}: {why}", stacklevel=4)
 
 
 def choose(name: str, q: Tensor) -> Backend:
     if name == "auto":
-        return load(explain(q).name)
+        choice = explain(q)
+        if q.device.type != "cpu" and choice.name != PREFERRED.get(q.device.type, ("flex",))[0]:
+            _say_once(*choice)
+        return load(choice.name)
     backend = load(name)
     problem = backend.why_not(q)
     if problem is not None:

@@ -1,0 +1,99 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, N806, SIM108
+# (Triton's language has no types, and its constants are capitals.)
+"""Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed."""
+
+import triton
+import triton.language as tl
+
+from .steps import largest, rows_of, total
+
+# Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
+NEVER = tl.constexpr(-(2**63))
+
+
+@triton.jit
+def sortable(score, block):
+    """Score and block as one int64: larger for larger scores, and for the lower block where scores are equal."""
+    score = tl.where(score == score, score, -float("inf"))
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)  # -0 equals 0
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ascending.to(tl.int64) << 32) | (0x7FFFFFFF - block).to(tl.int64)
+
+
+@triton.jit
+def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.constexpr, KEYS: tl.constexpr,
+             DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, QUEST: tl.constexpr, PLANES: tl.constexpr,
+             SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The products of the rows with the blocks' summaries over SLICE columns, of which `left` are still the head's."""
+    column = tl.arange(0, SLICE)
+    x_at = q + at.to(tl.int64)[:, None] * q_n + column.to(tl.int64)[None, :] * q_d
+    if DIM % SLICE:
+        x = tl.load(x_at, mask=real[:, None] & (column < left)[None, :], other=0.0)
+    else:
+        x = tl.load(x_at, mask=real[:, None], other=0.0)
+    if WIDE:
+        x = x.to(tl.float32)
+    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+    for i in tl.static_range(PLANES):
+        # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
+        y = rows_of(summary + (PLANES - 1 - i) * plane, block, ok, WIDTH, 1, 0, SLICE, SLICE, True, WIDE)
+        if QUEST:
+            # max(q kmax, q kmin) is q kmax where q > 0 and q kmin elsewhere. NaN must stay NaN in both.
+            own = tl.where(x < 0.0, 0.0, x) if i else tl.where(x > 0.0, 0.0, x)
+            s = tl.dot(own.to(x.dtype), tl.trans(y), s, input_precision=PRECISION)
+        else:
+            s = tl.dot(x, tl.trans(y), s * (2.0**-SHIFT), input_precision=PRECISION)
+    return s
+
+
+@triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_blocks", "n_slots", "sinks"])
+def scores_kernel(
+    q, summaries, plan, out, q_b, q_h, q_n, q_d, n_tiles, first_tile, first_head, group, n_blocks, n_slots, sinks,
+    scale,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+    WIDTH: tl.constexpr, SLICE: tl.constexpr, QUEST: tl.constexpr, MEAN: tl.constexpr, PLANES: tl.constexpr,
+    SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program does one tile of one head: KEYS blocks at a time, it multiplies, reduces over the rows and writes one
+    sortable number per block into `[B, heads, tiles, n_blocks]`. No score of a single row ever leaves it."""
+    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    tile = first_tile + tl.program_id(0)
+    h = first_head + tl.program_id(1)
+    b = tl.program_id(2)
+    entry = plan + (b * n_tiles + tile) * 5
+    row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
+    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
+    plane = n_slots.to(tl.int64) * WIDTH
+    summaries += (h // group).to(tl.int64) * PLANES * plane + slot.to(tl.int64) * WIDTH
+    line = (b.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
+    out += line * n_blocks
+    own = pos // BLOCK  # the first block that overlaps the tile's rows: from here on blocks are forced or not visible
+    free = tl.where(rows > 0, own, 0)
+    stride_d = tl.cast(q_d, tl.int64)
+    for start in range(0, free, KEYS):
+        block = start + tl.arange(0, KEYS)
+        ok = block < free
+        if MEAN:
+            score = tl.full([KEYS], 0.0, tl.float32)
+        else:
+            score = tl.full([KEYS], -float("inf"), tl.float32)
+        for part in range(PARTS):
+            at = part * ROWS + tl.arange(0, ROWS)
+            real = at < rows
+            s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+            for c in range(0, DIM, SLICE):
+                s += products(q + c * stride_d, at, real, q_n, q_d, summaries + c, block, ok, plane, DIM - c, ROWS,
+                              KEYS, DIM, WIDTH, SLICE, QUEST, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+            s *= scale
+            if MEAN:
+                score += total(tl.where(real[:, None], s, 0.0), 0)
+            else:  # a row whose score is NaN has no say
+                score = tl.maximum(score, largest(tl.where(real[:, None] & (s == s), s, -float("inf")), 0))
+        if MEAN:
+            score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
+        ranked = tl.where(ok & (block >= sinks), sortable(score, block), NEVER)
+        tl.store(out + block, ranked, mask=block < n_blocks)
+    for start in range((free + KEYS - 1) // KEYS * KEYS, n_blocks, KEYS):
+        block = start + tl.arange(0, KEYS)
+        tl.store(out + block, tl.full([KEYS], NEVER, tl.int64), mask=block < n_blocks)

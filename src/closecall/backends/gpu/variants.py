@@ -1,0 +1,128 @@
+"""Every kernel variant that the launch table can ask for, in the form that Triton's ahead-of-time compiler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...policy import unknown
+from . import attend, few, launch, scores, summaries
+
+# (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
+DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
+FLOATS = ("fp16", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel as compiled for one architecture: arguments by name, constants, and launch options."""
+
+    name: str
+    arch: str
+    kernel: Any  # a triton JITFunction
+    signature: dict[str, str]
+    constexprs: dict[str, object]
+    attrs: dict[tuple[int, ...], list[list[object]]]
+    num_warps: int
+    num_stages: int
+    pipelined: bool  # whether the main loop is expected to overlap its loads with its products
+    head_dim: int
+    value_dim: int
+    dtype: str
+
+
+def _variant(
+    name: str, arch: str, kernel: Any, types: dict[str, str], constants: dict[str, object], chosen: launch.Launch,
+    dims: tuple[int, int], dtype: str, pipelined: bool,
+) -> Variant:  # fmt: skip
+    """Arguments that `types` does not name are 32-bit integers; those but the sizes are multiples of 16, like pointers
+    and the strides of usual tensors."""
+    signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
+    sizes = {"n_tiles", "q_len", "group", "n_blocks", "n_slots", "first_tile", "first_head", "sinks"}
+    aligned = [
+        i for i, (a, kind) in enumerate(signature.items()) if kind.startswith("*") or (kind == "i32" and a not in sizes)
+    ]
+    return Variant(
+        name=name, arch=arch, kernel=kernel, signature=signature, constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, pipelined=pipelined,
+        head_dim=dims[0], value_dim=dims[1], dtype=dtype,
+    )  # fmt: skip
+
+
+def _name(kernel: str, dims: tuple[int, int], dtype: str) -> str:
+    return f"{kernel} D{dims[0]}" + (f"/{dims[1]}" if dims[1] != dims[0] else "") + f" {dtype}"
+
+
+def _common(arch: str, dims: tuple[int, int], dtype: str, chosen: launch.Launch) -> dict[str, object]:
+    (head, tail), (v_head, v_tail) = launch.slices(dims[0]), launch.slices(dims[1])
+    return {
+        "q_d": 1, "k_d": 1, "v_d": 1, "BLOCK": 64, "ROWS": chosen.rows, "KEYS": chosen.keys,
+        "DIM": dims[0], "HEAD": head, "TAIL": tail, "V_DIM": dims[1], "V_HEAD": v_head, "V_TAIL": v_tail,
+        "LISTED": True, "SOFTCAP": False, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
+        "SLICE": launch.step(arch, dims[0], dtype), "STAGES": chosen.num_stages,
+    }  # fmt: skip
+
+
+def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    chosen = launch.table("attend", arch, *dims, dtype)
+    x = f"*{dtype}"
+    types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
+    types |= {"inner": "fp32", "outer": "fp32"}
+    constants = _common(arch, dims, dtype, chosen) | {"TILE": 64}
+    name = _name("attend", dims, dtype)
+    yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
+
+
+def _few(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    chosen = launch.table("few", arch, *dims, dtype)
+    x = f"*{dtype}"
+    types = {"q": x, "k": x, "v": x, "out": "*fp32", "lse": "*fp32", "blocks": "*i32", "counts": "*i32"}
+    types |= {"members": "*i8", "plan": "*i32", "inner": "fp32", "outer": "fp32"}
+    constants = _common(arch, dims, dtype, chosen) | {"SPLITS": 16}
+    yield _variant(_name("few", dims, dtype), arch, few.few_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    if dims[0] != dims[1]:  # the value dim alone matters, and was there already
+        return
+    chosen = launch.table("merge", arch, *dims, dtype)
+    types = {"parts": "*fp32", "sums": "*fp32", "out": f"*{dtype}", "lse": "*fp32"}
+    constants: dict[str, object] = {"SPLITS": 16, "WAYS": 16, "V_DIM": dims[1], "WIDTH": launch.padded(dims[1])}
+    yield _variant(_name("merge", dims, dtype), arch, few.merge_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    """Summaries and scores of both scorers."""
+    if dims[0] != dims[1]:  # they know nothing of values
+        return
+    x = f"*{dtype}"
+    for scorer in ("mean", "quest"):
+        planes, shift = (2, 0) if scorer == "quest" else launch.MEAN_PARTS[dtype]
+        told: dict[str, object] = {
+            "QUEST": scorer == "quest", "PLANES": planes, "SHIFT": shift, "DIM": dims[0],
+            "WIDTH": launch.padded(dims[0]),
+        }  # fmt: skip
+        chosen = launch.table("summaries", arch, *dims, dtype)
+        types = {"k": x, "out": x, "blocks": "*i32"}
+        constants = told | {"k_d": 1, "KEYS": chosen.keys, "STEPS": 64 // chosen.keys}
+        name = _name(f"summaries {scorer}", dims, dtype)
+        yield _variant(name, arch, summaries.summaries_kernel, types, constants, chosen, dims, dtype, False)
+        chosen = launch.table("scores", arch, *dims, dtype)
+        types = {"q": x, "summaries": x, "plan": "*i32", "out": "*i64", "scale": "fp32"}
+        constants = told | {
+            "q_d": 1, "TILE": 64, "BLOCK": 64, "ROWS": chosen.rows, "KEYS": chosen.keys,
+            "MEAN": False, "PRECISION": launch.precision(arch, dtype), "WIDE": False,
+            "SLICE": launch.score_slice(dims[0], dtype),
+        }  # fmt: skip
+        name = _name(f"scores {scorer}", dims, dtype)
+        yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def variants(arch: str) -> list[Variant]:
+    """What the launch table can choose on `arch`, for the usual grid of 64 by 64."""
+    if arch not in launch.ARCHS:
+        raise unknown("architecture", arch, launch.ARCHS)
+    kinds = (_attend, _few, _merge, _scoring)
+    return [v for make in kinds for dims in DIMS for dtype in FLOATS for v in make(arch, dims, dtype)]
