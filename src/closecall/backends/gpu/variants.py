@@ -12,6 +12,7 @@ from . import attend, few, launch, scores, summaries
 # (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 FLOATS = ("fp16", "bf16", "fp32")
+SOFTCAPPED = ((128, 128), (256, 256))
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,15 @@ def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     x = f"*{dtype}"
     types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
     types |= {"inner": "fp32", "outer": "fp32"}
-    constants = _common(arch, dims, dtype, chosen) | {"TILE": 64}
-    name = _name("attend", dims, dtype)
-    yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
+    kinds: dict[str, dict[str, object]] = {"attend": {}}
+    if dtype == "bf16":  # the same kernel without a list of blocks, and as Gemma 2 calls it
+        kinds["attend dense"] = {"LISTED": False}
+        if dims in SOFTCAPPED:
+            kinds["attend softcap"] = {"SOFTCAP": True}
+    for kind, differs in kinds.items():
+        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64} | differs
+        name = _name(kind, dims, dtype)
+        yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
 
 
 def _few(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
