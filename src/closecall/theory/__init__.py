@@ -1,0 +1,6 @@
+"""The theory, made measurable: gaps, closed-form bounds, Monte Carlo, the best trigger share, what a block can weigh.
+
+`gaps` reads order statistics from rankings, `bounds` is the paper's Appendix D with its assumptions checked,
+`monte_carlo` and `triggers` measure what the bounds only bound, `qstar` prices expansion, and `block_mass` holds the
+inequalities behind `closecall.certify` and the rule `certified`.
+"""
