@@ -10,7 +10,9 @@ import pytest
 from closecall import __version__, cli, info
 from closecall.bench import arguments
 
-COMMANDS = ("info", "bench", "models", "get", "validate")
+COMMANDS = (
+    "info", "models", "get", "eval", "report", "reproduce", "bench", "validate", "gpu-report", "gpu-model",
+)  # fmt: skip
 BENCHMARKS = ("attention", "decode", "prefill")
 RUN = [sys.executable, "-c", "import sys; from closecall.cli import main; sys.exit(main())"]
 

@@ -3,7 +3,10 @@
 from importlib.metadata import version as _version
 
 from .attention import attend, attention
+from .certificate import Certificate, certify
+from .certified_rule import Certified
 from .integrations.transformers import Handle, attach
+from .matched_rule import Even
 from .policy import RULES, SCORERS, Policy, policy
 from .rules import TRIGGERS, Rule, Trigger
 from .scorers import Scorer
@@ -15,6 +18,9 @@ __all__ = [
     "RULES",
     "SCORERS",
     "TRIGGERS",
+    "Certificate",
+    "Certified",
+    "Even",
     "Handle",
     "Policy",
     "Rule",
@@ -25,6 +31,7 @@ __all__ = [
     "attach",
     "attend",
     "attention",
+    "certify",
     "policy",
     "select",
 ]

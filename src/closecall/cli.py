@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .evaluate.cli import add_eval
+from .gpu.cli import add_gpu_model, add_gpu_report
 from .policy import unknown
+from .report.cli import add_report, add_reproduce
 from .validate.cli import add_validate
 
 ABOUT = """\
@@ -25,6 +28,8 @@ start here:
   closecall bench attention --quick  two minutes: our speed against torch on this machine
   closecall get smollm2              a small real model to try things on, 93 MB
   closecall bench prefill            whole prompts through that model, dense and sparse
+  closecall eval --help              which policy keeps how many of dense's answers?
+  closecall reproduce                the paper's tables, for a model of yours
   closecall models                   models we know, and the policy recommended for each
   closecall validate --quick         is it right and fast on this device?
 
@@ -124,7 +129,18 @@ def _get(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
-COMMANDS = (_info, _bench, _models, _get, add_validate)
+COMMANDS = (
+    _info,
+    _models,
+    _get,
+    add_eval,
+    add_report,
+    add_reproduce,
+    _bench,
+    add_validate,
+    add_gpu_report,
+    add_gpu_model,
+)
 
 
 def parser() -> argparse.ArgumentParser:

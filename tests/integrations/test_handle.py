@@ -291,3 +291,15 @@ def test_saving_while_attached_writes_the_model_as_it_was(model: Any, tmp_path: 
     assert loaded.config._attn_implementation == model.config._attn_implementation
     x = tokens(1, 50)
     assert torch.equal(loaded(x).logits, model(x).logits)
+
+
+def test_watching_sees_every_selection_until_told_to_stop(model: Any, ran: list[tuple[Any, Ran]]) -> None:
+    seen: list[tuple[int, closecall.Selection]] = []
+    with closecall.attach(model, SMALL) as handle:
+        handle.watch(lambda layer, selection: seen.append((layer, selection)))
+        model(tokens(1, 150))
+        assert [layer for layer, _ in seen] == list(handle.stats())
+        assert all(selection is call.kept for (_, selection), (_, call) in zip(seen, ran, strict=True))
+        handle.watch(None)
+        model(tokens(1, 150))
+    assert len(ran) == 2 * len(seen)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..backends import reference
 from ..policy import SCORERS, Policy, as_policy
+from ..selection import Selection
 from .layers import Layer, find_layers
 from .masks import from_cu_seqlens, is_segments, mask_function
 from .op import attention_op, heads_over, run
@@ -74,6 +75,7 @@ class Handle:
         self._states: list[_State] = []
         self._before: list[tuple[Any, Any]] = []  # (module, its own config object)
         self._recorder: Recorder | None = None
+        self._see: Callable[[int, Selection], None] | None = None
         self._group = _tensor_parallel_group(model)
         self._all_heads = heads_over(self._group)
         self._policy_json = policy.to_json()
@@ -114,6 +116,7 @@ class Handle:
             state.layer.module.__dict__.pop("_closecall", None)
         self._before.clear()
         self.record_stop()
+        self.watch(None)
 
     @property
     def attached(self) -> bool:
@@ -137,6 +140,10 @@ class Handle:
 
     def record_stop(self) -> None:
         self._recorder = None
+
+    def watch(self, see: Callable[[int, Selection], None] | None) -> None:
+        """From now on, calls `see(layer, selection)` for every selection as it is made; None ends it."""
+        self._see = see
 
     def __str__(self) -> str:
         width = max(len(layer.name) for layer in self.layers)
@@ -167,6 +174,8 @@ class Handle:
         state.stats.attend_seconds += ran.attend_seconds
         if ran.kept is not None:
             state.stats.add(ran.kept)
+            if self._see is not None:
+                self._see(state.layer.index, ran.kept)
             if self._recorder is not None:
                 scores = None
                 if self._recorder.scores:

@@ -1,0 +1,71 @@
+"""How far a run is: one line that renews itself on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from typing import TextIO
+
+from .executors import Result
+from .panel import Panel
+
+SPARSE = 30.0  # seconds between lines that stay
+LIVE = 0.2
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+class Progress:
+    """Running accuracy and time left, for one model."""
+
+    def __init__(self, panel: Panel, model: str, *, jobs: int = 1, out: TextIO | None = None) -> None:
+        self.out = out or sys.stderr
+        self.model = model
+        self.jobs = jobs
+        self.total = panel.n * len(panel.contexts) * len(panel.tasks) * len(panel.variants)
+        self.contexts = panel.contexts
+        self.per_context = self.total // len(panel.contexts)
+        self.done: dict[int, int] = defaultdict(int)  # by context
+        self.seconds: dict[int, list[float]] = defaultdict(list)
+        self.right: dict[str, list[float]] = defaultdict(list)
+        self.shown = -SPARSE
+        self.live = self.out.isatty()
+
+    def add(self, result: Result) -> None:
+        self.done[result.job.context] += 1
+        if result.run is not None:
+            self.seconds[result.job.context].append(result.run.wall)
+            name = str(result.spec) + (f"@{result.budget}" if result.budget else "")
+            self.right[name] += [a["correct"] for a in result.run.answers]
+        now = time.monotonic()
+        if now - self.shown >= (LIVE if self.live else SPARSE):
+            self.shown = now
+            self._show(self.line())
+
+    def left(self) -> float | None:
+        """Seconds, from what runs of each context took; a context not yet seen costs in proportion to its length."""
+        means = {c: sum(s) / len(s) for c, s in self.seconds.items() if s}
+        if not means:
+            return None
+        per_token = sum(m / c for c, m in means.items()) / len(means)
+        rest = ((c, self.per_context - self.done[c]) for c in self.contexts)
+        return sum(n * means.get(c, c * per_token) for c, n in rest) / self.jobs
+
+    def line(self) -> str:
+        left = self.left()
+        time_left = f", about {duration(left)} left" if left is not None else ""
+        accuracy = "  ".join(f"{name} {sum(r) / len(r):.2f}" for name, r in self.right.items() if r)
+        return f"{self.model}: {sum(self.done.values())}/{self.total} runs{time_left}   {accuracy}".rstrip()
+
+    def _show(self, line: str) -> None:
+        print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
+
+    def finish(self) -> None:
+        self._show(self.line())
+        if self.live:
+            print(file=self.out, flush=True)

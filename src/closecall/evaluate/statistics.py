@@ -1,0 +1,255 @@
+"""What the answers mean: intervals, paired recall, tests between policies, and where a router's lift comes from.
+
+Everything takes answers of the same questions in the same order. Where several questions share a context they stand or
+fall together, so intervals are drawn over contexts, not over questions. The arithmetic is scipy's and statsmodels'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LEVEL = 0.95
+RESAMPLES = 9999
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its interval; n is what it is a mean of."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def _floats(values: ArrayLike, name: str) -> Floats:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 1 or not found.size:
+        raise ValueError(f"{name} must be one row of at least one number, got shape {list(found.shape)}")
+    return found
+
+
+def _bools(values: ArrayLike, name: str) -> NDArray[np.bool_]:
+    found = _floats(values, name)
+    if not np.isin(found, (0, 1)).all():
+        raise ValueError(f"{name} must say correct or not (0 or 1) for each question, got {found[:5].tolist()}...")
+    return found.astype(bool)
+
+
+def _pair(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    first, second = _bools(a, "a"), _bools(b, "b")
+    if len(first) != len(second):
+        raise ValueError(f"paired answers must be of the same questions, got {len(first)} and {len(second)}")
+    return first, second
+
+
+def wilson(correct: ArrayLike, level: float = LEVEL) -> Estimate:
+    """Accuracy with its Wilson interval.
+
+    >>> print(wilson([1, 1, 1, 0]))
+    0.75 [0.30, 0.95]
+    """
+    from statsmodels.stats.proportion import proportion_confint  # type: ignore[import-untyped]
+
+    answers = _bools(correct, "correct")
+    hits, n = int(answers.sum()), len(answers)
+    low, high = proportion_confint(hits, n, alpha=1 - level, method="wilson")
+    return Estimate(hits / n, float(low), float(high), n)
+
+
+@dataclass(frozen=True)
+class PairedRecall:
+    """Of the n_dc questions dense answers correctly, the share the policy answers too (NaN where n_dc is 0)."""
+
+    recall: float
+    low: float
+    high: float
+    n_dc: int
+    n: int
+
+
+def paired_recall(dense: ArrayLike, sparse: ArrayLike, level: float = LEVEL) -> PairedRecall:
+    reference, answers = _pair(dense, sparse)
+    if not reference.any():
+        return PairedRecall(float("nan"), float("nan"), float("nan"), 0, len(reference))
+    kept = wilson(answers[reference], level)
+    return PairedRecall(kept.value, kept.low, kept.high, kept.n, len(reference))
+
+
+def discordant(a: ArrayLike, b: ArrayLike) -> tuple[int, int]:
+    """(questions only a answers, questions only b answers)."""
+    first, second = _pair(a, b)
+    return int((first & ~second).sum()), int((second & ~first).sum())
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """Exact two-sided p that two policies answer equally many, from the discordant counts.
+
+    >>> mcnemar(3, 1)
+    0.625
+    """
+    from statsmodels.stats.contingency_tables import mcnemar as test  # type: ignore[import-untyped]
+
+    _counts(wins, losses)
+    if wins + losses == 0:
+        return 1.0
+    return float(test([[0, wins], [losses, 0]], exact=True).pvalue)
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Exact one-sided p that the first policy is not the better one, from the discordant counts.
+
+    >>> sign_test(3, 1)
+    0.3125
+    """
+    from scipy.stats import binomtest  # type: ignore[import-untyped]
+
+    _counts(wins, losses)
+    if wins + losses == 0:
+        return 1.0
+    return float(binomtest(wins, wins + losses, alternative="greater").pvalue)
+
+
+def _counts(wins: int, losses: int) -> None:
+    if wins < 0 or losses < 0:
+        raise ValueError(f"discordant counts cannot be negative, got {wins} and {losses}")
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction over a family of tests, in the same order."""
+    from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
+
+    return [float(x) for x in multipletests(list(p), method="holm")[1]] if p else []
+
+
+def clustered(values: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0, level: float = LEVEL) -> Estimate:
+    """The mean with a percentile bootstrap interval, contexts drawn whole; NaN bounds with fewer than two contexts."""
+    found = _floats(values, "values")
+    sums, sizes = _by_cluster(found, clusters)
+    low, high = _bootstrap(sums, sizes, seed, level)
+    return Estimate(float(sums.sum() / sizes.sum()), low, high, len(found))
+
+
+def _by_cluster(values: Floats, clusters: Sequence[Hashable]) -> tuple[Floats, Floats]:
+    """Sum and size of every cluster."""
+    if len(clusters) != len(values):
+        raise ValueError(f"every value needs its cluster, got {len(values)} values and {len(clusters)} clusters")
+    numbers: dict[Hashable, int] = {}
+    index = [numbers.setdefault(c, len(numbers)) for c in clusters]
+    sums = np.bincount(index, weights=values).astype(np.float64)
+    return sums, np.bincount(index).astype(np.float64)
+
+
+def _bootstrap(sums: Floats, sizes: Floats, seed: int, level: float) -> tuple[float, float]:
+    from scipy.stats import bootstrap
+
+    if len(sums) < 2:
+        return float("nan"), float("nan")
+
+    def mean(s: Floats, n: Floats, axis: int) -> Any:
+        return s.sum(axis) / n.sum(axis)
+
+    drawn = bootstrap(
+        (sums, sizes), mean, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=1000,
+        confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
+
+
+def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0) -> float:
+    """Two-sided p that two policies score alike, by exchanging their scores on whole contexts (sign flips).
+
+    Unlike McNemar's it does not take questions that share a context for independent. Exact for few contexts.
+    """
+    from scipy.stats import permutation_test
+
+    first, second = _floats(a, "a"), _floats(b, "b")
+    if len(first) != len(second):
+        raise ValueError(f"paired scores must be of the same questions, got {len(first)} and {len(second)}")
+    difference, _ = _by_cluster(first - second, clusters)
+    difference = difference[difference != 0]  # a flip changes nothing there
+    if len(difference) < 2:  # one context alone: flipped or not, it is as extreme
+        return 1.0
+
+    def total(d: Floats, axis: int) -> Any:
+        return d.sum(axis)
+
+    return float(
+        permutation_test(
+            (difference,), total, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES,
+            batch=1000, alternative="two-sided", rng=np.random.default_rng(seed),
+        ).pvalue
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policy a against policy b: the difference of scores, the discordant questions, and the tests."""
+
+    a: str
+    b: str
+    difference: Estimate
+    wins: int
+    losses: int
+    mcnemar: float
+    sign: float
+    cluster: float
+    mcnemar_holm: float = float("nan")
+    sign_holm: float = float("nan")
+    cluster_holm: float = float("nan")
+
+
+def compare(
+    answers: dict[str, ArrayLike],
+    pairs: Sequence[tuple[str, str]],
+    clusters: Sequence[Hashable],
+    *,
+    scores: dict[str, ArrayLike] | None = None,
+    seed: int = 0,
+) -> list[Comparison]:
+    """All `pairs` of policies as one family: p-values raw and Holm-corrected over it.
+
+    `answers` are correct or not; `scores`, where a task gives shares of a point, carry the difference.
+    """
+    found = []
+    for a, b in pairs:
+        wins, losses = discordant(answers[a], answers[b])
+        x, y = (_floats((scores or answers)[name], name) for name in (a, b))
+        difference = clustered(x - y, clusters, seed=seed)
+        tests = mcnemar(wins, losses), sign_test(wins, losses), cluster_test(x, y, clusters, seed=seed)
+        found.append(Comparison(a, b, difference, wins, losses, *tests))
+    corrected = zip(*(holm([getattr(c, test) for c in found]) for test in ("mcnemar", "sign", "cluster")), strict=True)
+    return [
+        dataclasses.replace(c, mcnemar_holm=m, sign_holm=s, cluster_holm=k)
+        for c, (m, s, k) in zip(found, corrected, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A router's lift over top-k at the same budget: what any policy gets for the extra blocks, and what choosing
+    the tiles adds. `lift = budget + selectivity`, exactly."""
+
+    lift: Estimate
+    budget: Estimate
+    selectivity: Estimate
+
+
+def decompose(
+    router: ArrayLike, topk: ArrayLike, matched: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0
+) -> Decomposition:
+    """From the scores of the router, of plain top-k at its budget, and of the control that keeps as much as it did."""
+    r, t, m = _floats(router, "router"), _floats(topk, "topk"), _floats(matched, "matched")
+    if not len(r) == len(t) == len(m):
+        raise ValueError(f"scores must be of the same questions, got {len(r)}, {len(t)} and {len(m)}")
+    return Decomposition(*(clustered(x, clusters, seed=seed) for x in (r - t, m - t, r - m)))
