@@ -12,19 +12,23 @@ help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
-	$(SAY) "Making a virtual environment in $(VENV) and building closecall (first time: a few minutes, CPU torch is 200 MB)"
+	$(SAY) "Making a virtual environment in $(VENV) and building closecall (first time: a few minutes; CPU torch and triton are 400 MB)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	CLOSECALL_REQUIRE_NATIVE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY)  ## What closecall does to attention on this machine, in two minutes
+demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small model that ships: four minutes
 	$(SAY) "What was picked on this machine"
 	$(BIN)/closecall info
-	$(SAY) "Selection + attention against torch SDPA and against our own kernel run dense"
-	$(BIN)/closecall bench attention --quick --out out/demo
+	$(SAY) "Answers: a small model that ships with closecall, 8K tokens, budget 4 (each tile keeps 8 of 128 blocks)"
+	$(BIN)/closecall eval --model probe --tasks probe-needle,probe-chase --contexts 8k --budgets 4 --n 24 --controls --store out/demo/eval.db
+	$(SAY) "Speed: selection + attention against torch SDPA and against our own kernel run dense"
+	$(BIN)/closecall bench attention --quick --contexts 8k,16k --out out/demo
+	@$(BIN)/closecall report --store out/demo/eval.db --out out/demo >/dev/null
+	$(SAY) "Curves, tests and hit rates by layer: open out/demo/report.html"
 
-test: $(READY) lint  ## Lint, types and every test (about four minutes on 2 cores)
-	$(SAY) "Tests: native, flex and reference against a float64 oracle, every instruction-set tier"
+test: $(READY) lint  ## Lint, types and every test (about fifteen minutes on 2 cores)
+	$(SAY) "Tests: every backend against a float64 oracle, GPU kernels compiled, models, evaluation, theory"
 	$(BIN)/pytest -q -n 2
 
 lint: $(READY)

@@ -82,8 +82,8 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if wide <= 128:
         # A third stage hides more of the memory's latency; AMD's 64 KiB have no room for it.
         return Launch(64, 64, 4, 2 if arch == "gfx942" else 3)
-    if wide > 192 and arch == "sm_80":
-        return Launch(64, 32, 8, 3)
+    if wide > 192 and arch in ("sm_80", "sm_100"):
+        return Launch(64, 32, 8, 3 if arch == "sm_80" else 2)
     return Launch(64, 32, 4, 2)
 
 
