@@ -142,7 +142,9 @@ def wait_for_rows(path: Path, least: int) -> int:
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c(tiny: Path, tmp_path: Path, jobs: str) -> None:
     path = tmp_path / "stopped.db"
-    arguments = [*COMMAND, *options(tiny, path, "--jobs", jobs, "--n", "1000")]
+    # A shell starts background jobs with Ctrl-C ignored, and the tests may be one.
+    heeding = COMMAND[2].replace("import sys;", "import signal, sys; signal.signal(2, signal.default_int_handler);")
+    arguments = [*COMMAND[:2], heeding, *COMMAND[3:], *options(tiny, path, "--jobs", jobs, "--n", "1000")]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
         wait_for_rows(path, 3)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers get it too
