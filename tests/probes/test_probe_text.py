@@ -16,7 +16,7 @@ Where = Literal["end", "scattered"]
 
 def read(passage: str) -> dict[str, str]:
     """The entries of a text, found by their form alone."""
-    found = re.findall(rf"(?:^|(?<=\. )|(?<= ))(\S+) {ARROW} (\S+) \{END}", re.sub(rf"{ASK} [^.]*\.", "", passage))
+    found = re.findall(rf"(?:^|(?<=\. )|(?<= ))(\S+) {ARROW} (\S+) \{END}", re.sub(rf"\b{ASK} [^.]*\.", "", passage))
     assert len(dict(found)) == len(found), "a key stands in two entries"
     return dict(found)
 
