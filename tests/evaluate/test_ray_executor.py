@@ -66,5 +66,5 @@ def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path:
 def test_errors_in_workers_are_told_as_they_are(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no such directory"):
         executors.Ray(str(tmp_path / "nothing"), jobs=1)
-    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match="length 1[46] is too short"):
+    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
         runner.run(panel_of(tiny, contexts=(16,)), store, executor="ray", jobs=1)

@@ -194,7 +194,7 @@ def take(stream: Iterator[executors.Result], store: Store, model: str) -> Iterat
 
 
 def test_an_error_in_a_worker_process_is_told_as_it_is(tiny: Path, tmp_path: Path) -> None:
-    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match="length 1[46] is too short"):
+    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
         runner.run(panel_of(tiny, contexts=(16,)), store, jobs=2)  # no room for a single needle
 
 
