@@ -29,6 +29,9 @@ def test_specs_are_read_and_written(text: str) -> None:
 
 def test_specs_make_policies() -> None:
     assert Spec.parse("router:q=0.3,rho=3").policy(9) == closecall.policy("router", budget=9, q=0.3, rho=3)
+    random = Spec.parse("router/random:seed=4")
+    assert random.policy(9, number=3) == closecall.policy("router", budget=9, trigger="random", seed=7)
+    assert Spec.parse("router").policy(9, number=3) == Spec.parse("router").policy(9)  # nobody else draws
     assert Spec.parse("router/random:seed=4").policy(9) == closecall.policy(
         "router", budget=9, trigger="random", seed=4
     )

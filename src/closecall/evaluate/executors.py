@@ -88,7 +88,7 @@ class Worker:
         digest = example.digest()
         resolved: dict[tuple[Spec, int], str] = {}
         for spec, budget in job.variants:
-            chosen = _policy(spec, budget, resolved, done)
+            chosen = _policy(spec, budget, job.number, resolved, done)
             key = address(self.subject.fingerprint, digest, chosen.to_json())
             resolved[spec, budget] = key
             if key in done:
@@ -100,9 +100,9 @@ class Worker:
 
 
 def _policy(
-    spec: Spec, budget: int, resolved: dict[tuple[Spec, int], str], done: dict[str, tuple[float, int]]
+    spec: Spec, budget: int, number: int, resolved: dict[tuple[Spec, int], str], done: dict[str, tuple[float, int]]
 ) -> Policy:
-    asked = spec.policy(budget)
+    asked = spec.policy(budget, number)
     return matched(asked, *done[resolved[spec.base, budget]]) if spec.control == "matched" else asked
 
 

@@ -67,12 +67,20 @@ class Spec:
         """The router that this is the control of; itself where it is none."""
         return Spec(self.preset, "", self.overrides)
 
-    def policy(self, budget: int) -> Policy:
-        """The policy; for the matched control, that of its router: which policy matches it is known once that ran."""
-        trigger = {"trigger": self.control} if self.control in ("random", "last") else {}
+    def policy(self, budget: int, number: int = 0) -> Policy:
+        """The policy; for the matched control, that of its router: which policy matches it is known once that ran.
+
+        The random control draws other tiles for each example (`number`): with the same ones for all, it would hang on
+        one draw whether the tile with the question is among them.
+        """
+        given = dict(self.overrides)
+        if self.control in ("random", "last"):
+            given["trigger"] = self.control
+        if self.control == "random":
+            given["seed"] = given.get("seed", 0) + number
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are in the panel's notes
-            return policy(self.preset, budget=budget, **dict(self.overrides), **trigger)
+            return policy(self.preset, budget=budget, **given)
 
     def notes(self, budget: int) -> list[str]:
         """What its policy warns of at this budget."""
