@@ -220,27 +220,46 @@ def _whisker(axes: Axes, part: Estimate, y: float) -> None:
 
 def hits(model: str, settings: Sequence[Setting]) -> Figure | None:
     """Hit rate of gold blocks by layer, at each setting's smallest budget, where it is hardest."""
-    known = [s for s in settings if any(f.line.hit is not None for f in s.findings)]
-    if not known:
+    return _over_layers(
+        f"Gold blocks kept, by layer: {model}",
+        "gold blocks kept for the tile with the question: by any head of the layer (lines), by a head (dotted)",
+        {id(s): (s, _smallest(s)) for s in settings if any(f.line.hit is not None for f in s.findings)},
+        lines="hit_union", dotted="hit", dotted_label="mean over heads", y_label="hit rate",
+    )  # fmt: skip
+
+
+def triggers(model: str, settings: Sequence[Setting]) -> Figure | None:
+    """How often the tile with the question is triggered, beside how often any tile is."""
+    return _over_layers(
+        f"Was the tile with the question triggered? {model}",
+        "share triggered, by layer: the tile that holds the question (lines), all tiles that could be (dotted)",
+        {id(s): (s, [f for f in _smallest(s) if f.triggers]) for s in settings if any(f.triggers for f in s.findings)},
+        lines="asked_triggered", dotted="trigger_rate", dotted_label="all tiles", y_label="share",
+    )  # fmt: skip
+
+
+def _over_layers(
+    title: str, subtitle: str, shown: dict[int, tuple[Setting, list[Finding]]], *, lines: str, dotted: str,
+    dotted_label: str, y_label: str,
+) -> Figure | None:  # fmt: skip
+    """Two measures of each finding by layer, one as a line and one dotted, a panel for each setting (by its id)."""
+    if not shown:
         return None
-    smallest = {id(s): _smallest(s) for s in known}
-    styles = looks(f.spec for s in known for f in smallest[id(s)])
+    styles = looks(f.spec for _, findings in shown.values() for f in findings)
+    thin: dict[str, Any] = {"linestyle": ":", "linewidth": 1.1}
 
     def draw(axes: Axes, setting: Setting) -> None:
-        for f in smallest[id(setting)]:
-            look = styles[f.spec]
-            _by_layer(axes, f, "hit_union", look)
-            _by_layer(axes, f, "hit", look, linestyle=":", linewidth=1, marker="")
+        for f in shown[id(setting)][1]:
+            _by_layer(axes, f, lines, styles[f.spec])
+            _by_layer(axes, f, dotted, styles[f.spec], marker="", **thin)
         _layers(axes, setting)
         _shares(axes)
 
     legend = [_handle(look) for look in styles.values()]
-    legend.append(_handle(Look("dotted: mean over heads", QUIET, "", False), linestyle=":", linewidth=1))
-    subtitle = (
-        "gold blocks kept for the tile with the question: by any head of the layer (lines), by a head (dotted)\n"
-        f"each panel at its smallest {_tile_budgets_of(smallest)}"
-    )
-    return _panels(f"Gold blocks kept, by layer: {model}", subtitle, known, legend, draw, ("layer", "hit rate"))
+    legend.append(_handle(Look(f"dotted: {dotted_label}", QUIET, "", False), **thin))
+    budgets = _tile_budgets_of([f for _, findings in shown.values() for f in findings])
+    subtitle = f"{subtitle}\neach panel at its smallest {budgets}"
+    return _panels(title, subtitle, [s for s, _ in shown.values()], legend, draw, ("layer", y_label))
 
 
 def _smallest(setting: Setting) -> list[Finding]:
@@ -249,10 +268,8 @@ def _smallest(setting: Setting) -> list[Finding]:
     return [f for f in sparse if f.line.budget == least] or list(setting.findings)
 
 
-def _tile_budgets_of(smallest: dict[int, list[Finding]]) -> str:
-    texts = {
-        f.line.budget: f.budget_text for found in smallest.values() for f in found if f.line.tile_budget is not None
-    }
+def _tile_budgets_of(findings: Sequence[Finding]) -> str:
+    texts = {f.line.budget: f.budget_text for f in findings if f.line.tile_budget is not None}
     return f"budget (tile budget): {', '.join(texts[b] for b in sorted(texts))}" if texts else "budget"
 
 
@@ -272,33 +289,6 @@ def _layers(axes: Axes, setting: Setting) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     layers = setting.findings[0].layers
     axes.set_xlim(layers[0] - 0.3, layers[-1] + 0.3)
-
-
-def triggers(model: str, settings: Sequence[Setting]) -> Figure | None:
-    """How often the tile with the question is triggered, beside how often any tile is."""
-    known = [s for s in settings if any(f.triggers for f in s.findings)]
-    if not known:
-        return None
-    smallest = {id(s): [f for f in _smallest(s) if f.triggers] for s in known}
-    styles = looks(f.spec for s in known for f in smallest[id(s)])
-
-    def draw(axes: Axes, setting: Setting) -> None:
-        for f in smallest[id(setting)]:
-            look = styles[f.spec]
-            _by_layer(axes, f, "asked_triggered", look)
-            _by_layer(axes, f, "trigger_rate", look, linestyle=":", linewidth=1.2, marker="")
-        _layers(axes, setting)
-        _shares(axes)
-
-    legend = [_handle(look) for look in styles.values()]
-    legend.append(_handle(Look("dotted: all tiles", QUIET, "", False), linestyle=":", linewidth=1.2))
-    subtitle = (
-        "share triggered, by layer: the tile that holds the question (lines), all tiles that could be (dotted)\n"
-        f"each panel at its smallest {_tile_budgets_of(smallest)}"
-    )
-    return _panels(
-        f"Was the tile with the question triggered? {model}", subtitle, known, legend, draw, ("layer", "share")
-    )
 
 
 def pareto(model: str, settings: Sequence[Setting]) -> Figure:
