@@ -165,3 +165,11 @@ def test_a_selection_knows_whether_it_was_written_into() -> None:
     assert not by_hand.untouched
     with torch.inference_mode():
         assert not closecall.select(q, k, closecall.policy("topk", budget=2)).untouched
+
+
+def test_the_kept_mask_reads_no_further_than_the_counts() -> None:
+    index = torch.tensor([[0, 2, 1], [1, 4, 4]], dtype=torch.int32).view(1, 2, 1, 3)
+    counts = torch.tensor([[[2], [1]]], dtype=torch.int32)
+    selection = closecall.Selection.from_blocks(index, counts, q_len=4, k_len=16, block=4, tile=4)
+    assert selection.kept_mask()[0, :, 0].tolist() == [[True, False, True, False], [False, True, False, False]]
+    assert selection.kept_mask((0, slice(1, 2), 0)).tolist() == [[False, True, False, False]]

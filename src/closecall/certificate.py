@@ -91,15 +91,6 @@ def rows_seen(geometry: Geometry, b: int, t: int, keys: Keys) -> Tensor:
     return (position[:, None] + 1 - start).clamp(min=0).double().minimum(keys.size[:visible])
 
 
-def kept_blocks(selection: Selection, b: int, heads: slice, t: int) -> Tensor:
-    """bool `[heads, n_blocks]`: what the heads of one tile keep."""
-    index, counts = selection.kv_idx[b, heads, t], selection.counts[b, heads, t]
-    inside = torch.arange(index.shape[-1], device=index.device) < counts[:, None]
-    index = index.where(inside, selection.n_blocks).long()
-    mask = torch.zeros(index.shape[0], selection.n_blocks + 1, dtype=torch.bool, device=index.device)
-    return mask.scatter_(1, index, True)[:, :-1]
-
-
 def _certify_rows(
     q: Tensor, out: Tensor, lse: Tensor, kept: Tensor, seen: Tensor, keys: Keys, values: Values, longest: Tensor,
     scale: float, arithmetic: Arithmetic,
@@ -171,7 +162,7 @@ def certify(
             for t in cut:
                 first, n, visible = int(g.row[b, t]), int(g.rows[b, t]), int(g.visible[b, t])
                 mine = (b, heads, slice(first, first + n))
-                kept = kept_blocks(selection, b, heads, t)[:, :visible].repeat_interleave(n, 0)
+                kept = selection.kept_mask((b, heads, t))[:, :visible].repeat_interleave(n, 0)
                 seen = rows_seen(g, b, t, keys).repeat(group, 1)
                 bounds = _certify_rows(
                     q[mine].flatten(0, 1).double(), out[mine].flatten(0, 1).double(), lse[mine].flatten().double(),

@@ -115,6 +115,13 @@ class Selection:
         tensors = {f: getattr(self, f).to(device) for f in ("kv_idx", "counts", "margin", "triggered")}
         return dataclasses.replace(self, **tensors)
 
+    def kept_mask(self, at: Any = ...) -> Tensor:
+        """bool `[..., n_blocks]`: which blocks are kept, by all tiles or by those at an index into `[B, H, T]`."""
+        index, counts = self.kv_idx[at], self.counts[at]
+        used = torch.arange(index.shape[-1], device=index.device) < counts[..., None]
+        mask = torch.zeros(*counts.shape, self.n_blocks + 1, dtype=torch.bool, device=index.device)
+        return mask.scatter_(-1, torch.where(used, index.long(), self.n_blocks), True)[..., :-1]
+
     def check(self) -> None:
         """Raises ValueError unless the kept blocks are ascending, distinct, visible and as many as counts says."""
         g = self.geometry

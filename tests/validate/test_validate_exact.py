@@ -75,10 +75,3 @@ def test_scores_margins_and_their_bounds(name: str) -> None:
             else:
                 assert got == pytest.approx(value, rel=1e-9, abs=1e-12)
                 assert float(mine.margin_error[at]) == pytest.approx(min(1.0, error + 4 * U), rel=1e-6)
-
-
-def test_the_kept_mask_reads_no_further_than_the_counts() -> None:
-    index = torch.tensor([0, 2, 1], dtype=torch.int32).view(1, 1, 1, 3)
-    counts = torch.tensor([[[2]]], dtype=torch.int32)
-    selection = closecall.Selection.from_blocks(index, counts, q_len=4, k_len=16, block=4, tile=4)
-    assert exact.kept_mask(selection)[0, 0, 0].tolist() == [True, False, True, False]

@@ -31,8 +31,8 @@ from ..rules import Ranked
 from ..selection import Selection
 from . import empty_outputs, reference
 from .gpu import launch
+from .gpu import rank as ranking
 from .gpu.interpret import kernels
-from .gpu.rank import chunks, kept_blocks, unpack
 from .gpu.tables import Tables, tables
 
 FEW_ROWS = 16  # decode: calls of at most this many query rows
@@ -156,7 +156,7 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
 
     def run(chosen: launch.Launch) -> None:
         with _running(q.device) as kernel:
-            for some_heads, some_tiles in chunks(batch, heads, n_tiles, n_blocks):
+            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks):
                 shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
                 found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int64, device=q.device)
                 kernel.scores_kernel[shape](
@@ -169,14 +169,14 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
                     num_warps=chosen.num_warps, num_stages=chosen.num_stages,
                 )  # fmt: skip
                 best = found.topk(width, dim=-1).values
-                order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = unpack(best, n_blocks)
+                order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)
 
     launch.run("scores", arch, dim, dim, q.dtype, run)
     return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
-    return kept_blocks(ranked, counts, tables(geometry, counts.device).geometry, sinks, width)
+    return ranking.gather_kept(ranked, counts, tables(geometry, counts.device).geometry, sinks, width)
 
 
 def attend(
@@ -248,7 +248,7 @@ def _few(
     blocks = counts = members = here.plan  # not read where there is no selection
     most = n_blocks
     if selection is not None:
-        blocks, counts, members = _union(selection, kv_heads, n_blocks)
+        blocks, counts, members = _union(selection, kv_heads)
         most = min(n_blocks, group * selection.kv_idx.shape[3])
     arch = _arch(q.device)
 
@@ -274,14 +274,9 @@ def _few(
     launch.run("few", arch, dim, v_dim, q.dtype, run)
 
 
-def _union(selection: Selection, kv_heads: int, n_blocks: int) -> tuple[Tensor, Tensor, Tensor]:
+def _union(selection: Selection, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of the only tile: the blocks that any head of a group keeps, ascending, how many, and which head keeps which."""
-    index, counts = selection.kv_idx[:, :, 0].long(), selection.counts[:, :, 0]
-    batch, heads, width = index.shape
-    slot = torch.arange(width, device=index.device)
-    index = torch.where(slot < counts[..., None], index, n_blocks)
-    members = torch.zeros(batch, heads, n_blocks + 1, dtype=torch.int8, device=index.device)
-    members = members.scatter_(-1, index, 1)[..., :n_blocks].contiguous()
+    members = selection.kept_mask((slice(None), slice(None), 0)).to(torch.int8).contiguous()
     any_head = torch.unflatten(members, 1, (kv_heads, -1)).amax(2)
     # A stable sort by "not kept" leaves the kept blocks first, ascending.
     blocks = (1 - any_head).sort(dim=-1, stable=True).indices.to(torch.int32)

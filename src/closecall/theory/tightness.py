@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..certificate import Certificate, certify, kept_blocks
+from ..certificate import Certificate, certify
 from ..checks import check_scale
 from ..selection import Selection
 
@@ -24,7 +24,7 @@ def dropped(
         n = keys.stop - keys.start
         place = torch.arange(n, device=q.device)
         sees = place <= torch.arange(pos, n, device=q.device)[:, None]
-        kept = kept_blocks(selection, b, slice(None), t)[:, place // g.block]
+        kept = selection.kept_mask((b, slice(None), t))[:, place // g.block]
         for h in range(q.shape[1]):
             logits = scale * (q[b, h, rows].double() @ k[b, h // group, keys].double().mT)
             logits = softcap * (logits / softcap).tanh() if softcap else logits

@@ -79,7 +79,7 @@ def _check_form(p: Policy, selection: Selection) -> None:
         raise WrongAnswerError(
             f"tile {at} keeps {int(selection.counts[tuple(at)])} blocks, not {int(counts[tuple(at)])}"
         )
-    kept = exact.kept_mask(selection)
+    kept = selection.kept_mask()
     forced = selection.geometry.forced_mask(p.sinks)[:, None]
     if p.scorer is not None and bool((forced & ~kept).any()):
         raise WrongAnswerError(f"tile {(forced & ~kept).any(-1).nonzero()[0].tolist()} drops a forced block")
@@ -126,7 +126,7 @@ def check_selection(case: Case, q: Tensor, k: Tensor, selection: Selection, u: f
     scale = check_scale(case.scale, case.dim)
     expected = select(q, k, p, scale=scale, backend="reference", **case.arguments())
     _check_form(p, selection)
-    kept, theirs = exact.kept_mask(selection), exact.kept_mask(expected)
+    kept, theirs = selection.kept_mask(), expected.kept_mask()
     facts: Facts = {
         "tiles": int(geometry.exists.sum()) * case.heads,
         "other_tiles": int((kept != theirs).any(-1).sum()),

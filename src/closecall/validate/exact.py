@@ -64,14 +64,6 @@ def _margin(ranked: Ranked, error: Tensor, tile_budget: int, u: float) -> tuple[
     return margin, torch.where(whole <= 2 * off, 1.0, bound)  # a quotient of two roundings is anything in [0, 1]
 
 
-def kept_mask(selection: Selection) -> Tensor:
-    """bool `[B, H, T, n_blocks]`."""
-    used = torch.arange(selection.kv_idx.shape[-1], device=selection.counts.device) < selection.counts[..., None]
-    index = selection.kv_idx.long().where(used, selection.n_blocks)
-    mask = torch.zeros(*selection.counts.shape, selection.n_blocks + 1, dtype=torch.bool, device=index.device)
-    return mask.scatter_(-1, index, True)[..., :-1]
-
-
 @dataclass(frozen=True, eq=False)
 class Attended:
     """Output `[B, H, M, Dv]` and log-sum-exp `[B, H, M]` in float64, each with its bound."""
@@ -89,7 +81,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: Selection, scale: float, 
     out, out_error = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
     lse = torch.full(shape[:3], -torch.inf, dtype=torch.float64)
     lse_error = torch.zeros(shape[:3], dtype=torch.float64)
-    kept, geometry = kept_mask(selection), selection.geometry
+    kept, geometry = selection.kept_mask(), selection.geometry
     group = (k.shape[1], heads // k.shape[1])
     for b, t, rows, keys, pos in geometry.tiles():
         position = torch.arange(keys.stop - keys.start)

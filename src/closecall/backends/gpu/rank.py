@@ -34,7 +34,7 @@ def unpack(best: Tensor, n_blocks: int) -> tuple[Tensor, Tensor]:
     return block.masked_fill(none, n_blocks), score.masked_fill(none, -torch.inf)
 
 
-def kept_blocks(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
     """kv_idx from a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending.
 
     `geometry` has its tensors where `ranked` has them.
