@@ -54,7 +54,7 @@ def test_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quest["effective_budget"] == (1 + 2 + 3 + 4 + 5 + 6 + 6 + 6) / 8
     assert quest["effective_budget"] < routed["effective_budget"] <= quest["effective_budget"] + 2 / 8
     assert 0 < routed["select_share"] < 1
-    assert (dense["share_of_peak"] is not None) == bool(cpu.tiers())
+    assert (dense["share_of_peak"] is not None) == (dense["best_share_of_peak"] is not None) == bool(cpu.tiers())
     shown = capsys.readouterr().out
     assert "vs our dense" in shown
     assert "keep 6 blocks a tile (budget 3 x 2)" in shown
@@ -117,7 +117,6 @@ def test_prefill(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         for row in result["ours"].values():
             assert row["over_unattached"] > 0
             assert row["over_bound"] > 0
-            assert row["over_bound"] * row["bound_over_unattached"] == pytest.approx(row["over_unattached"], rel=0.5)
         assert result["ours"]["dense"]["over_dense"] == 1
     assert short["ours"]["quest"]["effective_budget"] is None  # it covers everything
     assert long["ours"]["quest"]["effective_budget"] == (1 + 2 + 3 + 4 + 5 + 6 + 6 + 6) / 8

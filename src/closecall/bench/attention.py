@@ -165,6 +165,8 @@ class _Cell:
             "one_thread_over_all": samples.ratio(single, name),
             "gflops": statistics.median(rates) / 1e9,
             "share_of_peak": statistics.median(shares) if has_peak else None,
+            # What the kernel does when nothing disturbs it: best round against the best that the core showed.
+            "best_share_of_peak": max(rates) / (max(samples.probes) * self.cell["threads"]) if has_peak else None,
             "kept": work / whole,
             "effective_budget": None if kept is None else kept.effective_budget,
         }

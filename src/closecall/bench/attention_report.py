@@ -30,6 +30,7 @@ COLUMNS = (
     Column("kept", lambda r: r["kept"], ".1%"),
     Column("GFLOP/s", lambda r: r["gflops"], ".0f"),
     Column("of peak", lambda r: r["share_of_peak"], ".0%"),
+    Column("best round", lambda r: r.get("best_share_of_peak"), ".0%"),
     Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
     Column("scaling", lambda r: r["one_thread_over_all"], ".2f"),
 )
@@ -66,6 +67,7 @@ def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Tab
         "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
         "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
         "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
+        "best round: the fastest round's GFLOP/s over the highest register peak seen; the median has the noise in it.",
         f"Medians of at least {min(rounds)} interleaved rounds; standard normal q, k, v.",
         *([f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."] if peaks else []),
         *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
