@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import closecall
 import oracle
 from closecall.certificate import Certificate, certify
-from closecall.certified_rule import Certified
 from closecall.policy import Policy
+from closecall.selectors.certified_rule import Certified
 from closecall.theory.block_mass import (
     distance_above,
     summarise_keys,

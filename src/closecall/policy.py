@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -36,6 +36,12 @@ class Component:
             key: value.to_dict() if isinstance(value, Component) else value for key, value in fields.items()
         }
 
+    def parameters(self) -> set[str]:
+        """The overrides it has a use for: its own parameters, and those of the parts it is made of."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        inner = (part.parameters() for part in own.values() if isinstance(part, Component))
+        return set(own).union(*inner)
+
 
 C = TypeVar("C", bound=Component)
 
@@ -59,6 +65,14 @@ class Registry(Generic[C]):
 
     def names(self) -> list[str]:
         return sorted(self._classes)
+
+    def parameters(self) -> dict[str, list[str]]:
+        """All parameters, with the names of those that take them."""
+        found: dict[str, list[str]] = {}
+        for name, cls in sorted(self._classes.items()):
+            for f in dataclasses.fields(cls):
+                found.setdefault(f.name, []).append(name)
+        return found
 
     def __getitem__(self, name: str) -> type[C]:
         if name not in self._classes:
@@ -95,9 +109,29 @@ PRESETS: dict[str, tuple[str | None, str]] = {
     "auto": ("auto", "router"),
 }
 
-OVERRIDES = (
+# What every preset takes, whether its parts have a use for it or not, so that one sweep can run over all presets.
+COMMON = (
     "budget", "tile_factor", "q", "rho", "block", "tile", "sinks", "trigger", "aggregate", "threshold", "seed",
 )  # fmt: skip
+
+
+class _Overrides(Collection[str]):
+    """The names `policy` takes: the common ones, `scorer`, and every parameter of every part that is registered."""
+
+    def __iter__(self) -> Iterator[str]:
+        from .rules import TRIGGERS  # the spine: rules import this module
+
+        parts = (name for registry in (SCORERS, RULES, TRIGGERS) for name in registry.parameters())
+        return iter(dict.fromkeys((*COMMON, "scorer", *parts)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in set(self)
+
+    def __len__(self) -> int:
+        return len(set(self))
+
+
+OVERRIDES = _Overrides()
 
 
 @dataclass(frozen=True)
@@ -112,16 +146,19 @@ class Policy:
     aggregate: str = "max"
 
     def __post_init__(self) -> None:
-        from .scorers import AGGREGATES  # the spine: scorers import this module
+        from .scorers import AGGREGATES, NORMALISED  # the spine: scorers import this module
 
         for field, least in (("block", 1), ("tile", 1), ("sinks", 0)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
-        if self.aggregate not in AGGREGATES:
-            raise unknown("aggregate", self.aggregate, AGGREGATES)
+        if self.aggregate not in (*AGGREGATES, *NORMALISED):
+            raise unknown("aggregate", self.aggregate, (*AGGREGATES, *NORMALISED))
         if self.scorer is None and self.rule.needs_scores:
             raise ValueError(f"rule {self.rule.name!r} needs a scorer: one of {', '.join(SCORERS.names())}")
+        if self.scorer is not None:
+            _check_scorer(self.scorer)
+            self.scorer.check(self)
         self.rule.check(self)
 
     @property
@@ -137,6 +174,11 @@ class Policy:
 
     def replace(self, **fields: Any) -> Policy:
         return dataclasses.replace(self, **fields)
+
+    def for_layer(self, index: int) -> Policy:
+        """The policy of one layer of a model: itself, unless a part of its rule was fitted layer by layer."""
+        rule = self.rule.for_layer(index)
+        return self if rule is self.rule else self.replace(rule=rule)
 
     def to_json(self) -> str:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -165,32 +207,85 @@ class Policy:
         )
 
 
+def parts_of(name: str) -> tuple[str | None, str]:
+    """The names of the scorer (None: it needs none) and the rule of a preset, or of any `RULE-on-SCORER`."""
+    if name in PRESETS:
+        return PRESETS[name]
+    rule, on, scorer = name.partition("-on-")
+    if not on:
+        raise unknown("policy", name, PRESETS)
+    if rule not in RULES.names() or scorer not in SCORERS.names():
+        every = [*PRESETS, *(f"{r}-on-{s}" for r in RULES.names() for s in SCORERS.names())]
+        near = difflib.get_close_matches(name, every, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"unknown policy {name!r}: {hint}known: {', '.join(sorted(PRESETS))}, and RULE-on-SCORER of the rules "
+            f"{', '.join(RULES.names())} and the scorers {', '.join(SCORERS.names())}"
+        )
+    return scorer, rule
+
+
+def _check_scorer(given: object) -> None:
+    from .scorers import Scorer  # the spine: scorers import this module
+
+    if not isinstance(given, Scorer):
+        raise TypeError(f"scorer must be a Scorer or one of {', '.join(SCORERS.names())}, got {given!r}")
+
+
+def _scorer(given: Scorer | str, overrides: dict[str, Any]) -> Scorer:
+    """The scorer of that name, or the one that was handed over, with those of the overrides that it takes."""
+    if isinstance(given, str):
+        return SCORERS.make(given, overrides)
+    _check_scorer(given)
+    taken = {f.name: overrides[f.name] for f in dataclasses.fields(given) if f.name in overrides}
+    return dataclasses.replace(given, **taken)
+
+
+def _check_used(made: Policy, overrides: Iterable[str]) -> None:
+    """Parameters of parts that the policy is not made of are mistakes."""
+    taken = made.rule.parameters() | (made.scorer.parameters() if made.scorer else set())
+    for key in overrides:
+        if key in taken or key in COMMON or key == "scorer":
+            continue
+        owners = [f"{r.kind} {name!r}" for r in (SCORERS, RULES) for name in r.parameters().get(key, [])]
+        parts = f"rule {made.rule.name!r}" + (f" on scorer {made.scorer.name!r}" if made.scorer else "")
+        hint = f": it belongs to {', '.join(owners)}" if owners else ""
+        raise ValueError(f"{key}= has no effect on {parts}{hint}")
+
+
 def policy(name: str, **overrides: Any) -> Policy:
     """A preset with overrides.
 
-    Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, which `attach` fits to the model.
+    Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, which `attach` fits to the model; any
+    other composition is called `RULE-on-SCORER`, such as `topk-on-box`.
     Overrides and the paper's defaults: `budget=33, tile_factor=2, q=0.4, rho=2, block=64, tile=64, sinks=1,
     trigger="quantile", aggregate="max"`; `threshold=` goes with `trigger="absolute"`, `seed=` with `trigger="random"`.
-    Every preset takes every override, so that one sweep can run over all of them; a preset uses those its parts have
-    (`dense` has no budget).
+    Every preset takes these, so that one sweep can run over all of them; a preset uses those its parts have (`dense`
+    has no budget). `scorer=` puts another scorer in the preset's place, and the parameters of the scorer and the rule
+    that a policy is made of are overrides too.
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66
+    >>> print(policy("topk", scorer="box", c=0.25).name)
+    topk-on-box
     """
-    if name not in PRESETS:
-        raise unknown("policy", name, PRESETS)
+    scorer_name, rule_name = parts_of(name)
+    known = set(OVERRIDES)
     for key in overrides:
-        if key not in OVERRIDES:
-            raise unknown("policy override", key, OVERRIDES)
-    scorer_name, rule_name = PRESETS[name]
-    grid = {f.name: overrides[f.name] for f in dataclasses.fields(Policy) if f.name in overrides}
+        if key not in known:
+            raise unknown("policy override", key, known)
+    grid = {key: overrides[key] for key in ("block", "tile", "sinks", "aggregate") if key in overrides}
     if scorer_name is None:
+        if "scorer" in overrides:
+            raise ValueError(f"policy {name!r} ranks nothing and has no scorer: leave scorer= out")
         grid = {key: grid[key] for key in ("block", "tile") if key in grid}
-    return Policy(
-        scorer=SCORERS.make(scorer_name, overrides) if scorer_name else None,
+    made = Policy(
+        scorer=_scorer(overrides.get("scorer", scorer_name), overrides) if scorer_name else None,
         rule=RULES[rule_name].from_overrides(overrides),
         **grid,
     )
+    _check_used(made, overrides)
+    return made
 
 
 def as_policy(value: Policy | str) -> Policy:

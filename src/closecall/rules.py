@@ -6,6 +6,7 @@ That is why any rule runs on any scorer and any backend: backends rank, rules co
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from torch import Tensor
 from .geometry import Geometry
 from .policy import RULES, Component, Policy, Registry
 
-# From this process's margins [B, H, T] to those of all heads of the layer, and which of them are its own: where heads
-# are spread over tensor-parallel ranks, a trigger must see them all.
+# From this process's margins [B, H, T] (or how much a pooled rule wants each block, [B, H, T, W]) to those of all heads
+# of the layer, and which of them are its own: where heads are spread over tensor-parallel ranks, rules see them all.
 AllHeads = Callable[[Tensor], tuple[Tensor, slice]]
 
 
@@ -84,20 +85,30 @@ def margins(ranked: Ranked, tile_budget: int) -> Tensor:
     return margin.masked_fill(~eligible, torch.nan)
 
 
-def _fixed_point(margin: Tensor) -> Tensor:
+def margins_at(ranked: Ranked, counts: Tensor) -> Tensor:
+    """Eq. 4 at the cut each cell came to, NaN where nothing was cut; 1 where it kept no ranked block at all."""
+    free = counts - ranked.forced[:, None]
+    at = free.clamp(0, ranked.scores.shape[-1] - 1)[..., None]
+    first_out, last_in = (ranked.scores.gather(-1, i).squeeze(-1) for i in (at, (at - 1).clamp(min=0)))
+    margin = ((last_in - first_out) / (ranked.scores[..., 0] - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    margin = margin.masked_fill(free == 0, 1.0)
+    return margin.masked_fill(counts >= ranked.visible[:, None], torch.nan)
+
+
+def fixed_point(margin: Tensor) -> Tensor:
     """Margins as int64 in units of 2^-50, NaN as 0. Integer sums do not depend on the order of the heads, on the batch
     or on how heads are spread over ranks, so neither does the choice of tiles."""
     return (margin.double().nan_to_num(nan=0.0) * 2.0**50).round().to(torch.int64)
 
 
-def _share(q: float, totals: Tensor) -> Tensor:
+def share(q: float, totals: Tensor) -> Tensor:
     """ceil(q * totals), exactly, for the decimal the user typed (0.07 * 100 is 7, not 8)."""
     f = Fraction(str(q)).limit_denominator(10**9)  # keeps the product below within int64
-    share = (f.numerator * totals + f.denominator - 1) // f.denominator
-    return share.maximum(totals.clamp(max=1)) if q > 0 else share
+    found = (f.numerator * totals + f.denominator - 1) // f.denominator
+    return found.maximum(totals.clamp(max=1)) if q > 0 else found
 
 
-def _lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
+def lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
     """Marks, in each group, the ceil(q * eligible) eligible entries of smallest key; ties go to the later entry.
 
     All arguments are flat. Written with sorts and counts only, so that it needs no host synchronisation on a device.
@@ -113,7 +124,7 @@ def _lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
     total = torch.zeros_like(size).index_add_(0, group, eligible.to(torch.int64))
     place = torch.arange(n, device=key.device) - (size.cumsum(0) - size)[group[by_key]]
     chosen = torch.empty(n, dtype=torch.bool, device=key.device)
-    chosen[by_key] = place < _share(q, total)[group[by_key]]
+    chosen[by_key] = place < share(q, total)[group[by_key]]
     return chosen & eligible
 
 
@@ -127,6 +138,14 @@ class Trigger(Component):
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         """bool `[B, H, T]` from margins `[B, H, T]`, eligibility `[B, T]` and sequence ids `[B, T]`."""
         raise NotImplementedError
+
+    def for_layer(self, index: int) -> Trigger:
+        """The trigger of one layer of a model: itself, unless it was fitted layer by layer."""
+        return self
+
+    def made_for(self) -> tuple[int, ...] | None:
+        """The layers it was fitted to; None where it suits every layer of every model."""
+        return None
 
     def describe(self, q: float) -> str:
         raise NotImplementedError
@@ -142,7 +161,7 @@ class _TileShare(Trigger):
 
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         key = self.tile_key(margin, sequence)
-        chosen = _lowest(key.flatten(), eligible.flatten(), sequence.flatten(), q).view_as(eligible)
+        chosen = lowest(key.flatten(), eligible.flatten(), sequence.flatten(), q).view_as(eligible)
         return chosen[:, None].expand_as(margin)
 
 
@@ -152,7 +171,7 @@ class Quantile(_TileShare):
     """The method: the tiles whose margin, averaged over all heads, is smallest in their sequence (Eq. 5)."""
 
     def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
-        return _fixed_point(margin).sum(1)
+        return fixed_point(margin).sum(1)
 
     def describe(self, q: float) -> str:
         return f"the least decided {q:.0%} of tiles"
@@ -204,7 +223,7 @@ class PerCell(Trigger):
 
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         cells = [x[:, None].expand_as(margin).flatten() for x in (eligible, sequence)]
-        return _lowest(_fixed_point(margin).flatten(), cells[0], cells[1], q).view_as(margin)
+        return lowest(fixed_point(margin).flatten(), cells[0], cells[1], q).view_as(margin)
 
     def describe(self, q: float) -> str:
         return f"the least decided {q:.0%} of (head, tile) cells"
@@ -247,6 +266,21 @@ class Rule(Component):
 
     def decide(self, ranked: Ranked) -> Decision:
         raise NotImplementedError
+
+    def _parts(self) -> dict[str, Rule | Trigger]:
+        """The triggers and rules it is made of, by field."""
+        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {name: part for name, part in fields if isinstance(part, (Rule, Trigger))}
+
+    def for_layer(self, index: int) -> Rule:
+        """The rule of one layer of a model: itself, unless a part of it was fitted layer by layer."""
+        parts = self._parts()
+        there = {name: part.for_layer(index) for name, part in parts.items()}
+        return dataclasses.replace(self, **there) if any(there[name] is not parts[name] for name in parts) else self
+
+    def made_for(self) -> tuple[int, ...] | None:
+        """The layers that a part of it was fitted to; None where it suits every layer of every model."""
+        return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)
 
     def describe(self) -> str:
         raise NotImplementedError

@@ -14,7 +14,7 @@ import closecall
 import oracle
 from closecall import Policy
 from closecall.evaluate.matched import TOLERANCE, matched
-from closecall.matched_rule import Even, spread
+from closecall.selectors.even_rule import Even, spread
 from compare import assert_attention, kept_of
 from engines import Engine
 

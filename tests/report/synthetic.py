@@ -8,7 +8,7 @@ from typing import Any
 from closecall import Policy
 from closecall.evaluate.panel import Spec
 from closecall.evaluate.store import Cell, Run, Store
-from closecall.matched_rule import Even
+from closecall.selectors.even_rule import Even
 
 LAYERS = 3
 N = 40

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from ..policy import Policy
 from ..rules import Ranked
-from ..scorers import AGGREGATES, accumulator
+from ..scorers import AGGREGATES, NORMALISED, Chunk, View, accumulator, shares
 from ..selection import Selection, gather_kept
 from . import empty_outputs
 
@@ -20,22 +20,64 @@ def why_not(q: Tensor) -> str | None:
 
 
 def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Tensor:
-    """`[B, H, T, n_blocks]` in float32, -inf for blocks a tile does not see (Steps 1 and 2, Eq. 1 to 3)."""
+    """`[B, H, T, n_blocks]` in float32, -inf for blocks a tile does not see (Steps 1 and 2, Eq. 1 to 3).
+
+    Under a row-normalised aggregate the scores are estimated shares of softmax mass in [0, 1], exact for no block but
+    the forced ones; over the blocks that a tile sees, those of `mass` add up to 1.
+    """
     assert policy.scorer is not None
     batch, heads, _, _ = q.shape
+    group = heads // k.shape[1]  # query head h reads key head h // group
+    mass = policy.aggregate in NORMALISED
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
-    for b, tiles, _, keys in geometry.spans():
-        # Query head h reads key head h // (H // Hkv): one axis for the key heads, one for the queries that share them.
-        grouped = torch.unflatten(q[b], 0, (k.shape[1], -1))
-        summary = tuple(s[:, None] for s in policy.scorer.summarise(k[b, :, keys], policy.block))
-        for t in range(tiles.start, tiles.stop):
-            first, n = int(geometry.row[b, t]), int(geometry.rows[b, t])
-            seen = int(geometry.visible[b, t])
-            rows = grouped[:, :, first : first + n]
-            per_row = scale * policy.scorer.row_scores(rows, tuple(s[..., :seen, :] for s in summary))
-            per_tile = AGGREGATES[policy.aggregate](per_row).flatten(0, 1)
-            scores[b, :, t, :seen] = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    for b, tiles, rows, keys in geometry.spans():
+        for shared in range(k.shape[1]):
+            mine = slice(shared * group, (shared + 1) * group)
+            view = View(q[b, mine, rows], k[b, shared, keys], scale, policy.block, policy.tile, policy.sinks, mass)
+            for chunk, found in policy.scorer.scan(view):
+                first = tiles.start + chunk.tiles.start
+                at = slice(first, first + len(chunk.tiles))
+                per_tile = _normalised(view, chunk, found, policy) if mass else AGGREGATES[policy.aggregate](found)
+                per_tile = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+                scores[b, mine, at, : chunk.seen] = per_tile.masked_fill(_unseen(view, chunk), -torch.inf)
     return scores
+
+
+def _unseen(view: View, chunk: Chunk) -> Tensor:
+    """bool `[tiles, seen]`: blocks that begin behind the tile's last row."""
+    block = torch.arange(chunk.seen, device=chunk.rows.device)
+    return block * view.block > chunk.positions[:, -1:]
+
+
+def _normalised(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
+    """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, rows, seen]`."""
+    assert policy.scorer is not None
+    reduce = NORMALISED[policy.aggregate]
+    unseen = _unseen(view, chunk)[:, None]
+    if policy.scorer.votes:
+        votes = found.nan_to_num(nan=0.0).masked_fill(unseen, 0.0)
+        total = votes.sum(-1, keepdim=True)
+        return reduce(torch.where(total > 0, votes / total, 0.0))
+    exact, blocks = _forced_masses(view, chunk)
+    masses = torch.where(unseen, -torch.inf, found.expand(-1, -1, chunk.rows.shape[2], -1))
+    masses.scatter_(-1, blocks[:, None].expand_as(exact), exact)
+    return reduce(shares(masses))
+
+
+def _forced_masses(view: View, chunk: Chunk) -> tuple[Tensor, Tensor]:
+    """Exact log masses `[G, tiles, rows, forced]`, causal inside the tile's own blocks, and which blocks they are."""
+    wide, device = chunk.rows.dtype, chunk.rows.device
+    last = chunk.positions[:, -1:] // view.block
+    own = chunk.positions[:, :1] // view.block + torch.arange(view.most_own, device=device)
+    sinks = torch.arange(view.sinks, device=device).expand(len(last), -1)
+    blocks = torch.cat([sinks, own], 1).minimum(last)  # some twice, with the same mass
+    place = (blocks[..., None] * view.block + torch.arange(view.block, device=device)).flatten(1)  # [tiles, keys]
+    keys = view.k[place.clamp(max=view.k.shape[0] - 1)].to(wide)
+    logits = view.scale * (chunk.rows.transpose(0, 1).flatten(1, 2) @ keys.mT)  # [tiles, G * rows, keys]
+    logits = torch.unflatten(logits, 1, (chunk.rows.shape[0], -1)).transpose(0, 1)
+    behind = place[:, None] > chunk.positions[..., None]  # [tiles, rows, keys]
+    logits = torch.unflatten(logits.masked_fill(behind, -torch.inf), -1, (-1, view.block))
+    return logits.logsumexp(-1), blocks
 
 
 def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:

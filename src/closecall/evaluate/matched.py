@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ..geometry import plan
-from ..matched_rule import Even
 from ..policy import Policy
 from ..rules import Router
+from ..selectors.even_rule import Even
 
 TOLERANCE = 0.005  # of the router's effective budget: how far the control's may be off before it is no control
 

@@ -74,6 +74,15 @@ class Ran(NamedTuple):
     attend_seconds: float
 
 
+class Call(NamedTuple):
+    """One call as an observer sees it: its tensors, what was kept (None: everything), and how logits are made."""
+
+    seen: Seen
+    kept: Selection | None
+    scale: float
+    softcap: float
+
+
 def run(
     q: Tensor,
     k: Tensor,

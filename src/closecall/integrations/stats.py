@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..certificate import Certificate
 from ..selection import Selection
 
 _BINS = 4096
@@ -30,6 +31,8 @@ class LayerStats:
     visible: int = 0
     cut: int = 0  # (head, tile) cells in which something was left out, so that they have a margin
     triggered: int = 0
+    rows: int = 0  # (row, head) pairs that certificates were asked for
+    certified: int = 0
     select_seconds: float = 0.0
     attend_seconds: float = 0.0
     histogram: Tensor = field(default_factory=lambda: torch.zeros(_BINS, dtype=torch.int64))
@@ -44,6 +47,11 @@ class LayerStats:
         self.cut += margins.numel()
         self.triggered += int(selection.triggered.sum())
         self.histogram += torch.histc(margins, bins=_BINS, min=0.0, max=1.0).to(torch.int64)
+
+    def add_certificate(self, found: Certificate, eps: float) -> None:
+        rows = int(found.real.sum()) * found.mass.shape[1]
+        self.rows += rows
+        self.certified += round(found.certified(eps) * rows) if rows else 0
 
     def margin_quantile(self, q: float) -> float:
         """To 1/4096: margins are counted in bins, so that any length of run fits in the same memory."""
@@ -63,6 +71,7 @@ class LayerStats:
             "margin_p10": self.margin_quantile(0.1),
             "margin_p50": self.margin_quantile(0.5),
             "margin_p90": self.margin_quantile(0.9),
+            "certified": self.certified / self.rows if self.rows else nan,
             "select_seconds": self.select_seconds,
             "attend_seconds": self.attend_seconds,
         }

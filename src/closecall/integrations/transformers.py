@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from ..backends import reference
+from ..calibrated import check_layers
+from ..certificate import certify
 from ..policy import SCORERS, Policy, as_policy
 from ..selection import Selection
 from .layers import Layer, find_layers
 from .masks import from_cu_seqlens, is_segments, mask_function
-from .op import attention_op, heads_over, run
+from .op import Call, attention_op, heads_over, run
 from .stats import LayerStats, Recorder
 
 OLDEST = (5, 0)
@@ -42,12 +44,14 @@ class _State:
         self.handle = handle
         self.layer = layer
         self.chosen = chosen  # a full-attention layer not among layers= gets our masks, so it runs dense on our kernel
+        self.policy = handle.policy.for_layer(layer.index)
+        self.policy_json = self.policy.to_json()
         self.stats = LayerStats()
 
     def dense_below(self, rows: int) -> int:
         """The number of keys from which a call goes sparse: never for decode, unless asked."""
         handle = self.handle
-        decode = rows < handle.policy.tile and handle.decode == "dense"
+        decode = rows < self.policy.tile and handle.decode == "dense"
         return handle.min_context if self.chosen and not decode else _NEVER
 
 
@@ -76,9 +80,10 @@ class Handle:
         self._before: list[tuple[Any, Any]] = []  # (module, its own config object)
         self._recorder: Recorder | None = None
         self._see: Callable[[int, Selection], None] | None = None
+        self._tap: Callable[[int, Call], None] | None = None
+        self._eps: float | None = None
         self._group = _tensor_parallel_group(model)
         self._all_heads = heads_over(self._group)
-        self._policy_json = policy.to_json()
 
     # -- attaching and detaching ---------------------------------------------------------------------------------------
 
@@ -117,6 +122,8 @@ class Handle:
         self._before.clear()
         self.record_stop()
         self.watch(None)
+        self.tap(None)
+        self.certify(None)
 
     @property
     def attached(self) -> bool:
@@ -145,6 +152,21 @@ class Handle:
         """From now on, calls `see(layer, selection)` for every selection as it is made; None ends it."""
         self._see = see
 
+    def tap(self, see: Callable[[int, Call], None] | None) -> None:
+        """From now on, calls `see(layer, call)` after every call, dense ones too, with its tensors; None ends it."""
+        self._tap = see
+
+    def certify(self, eps: float | None = 0.1) -> None:
+        """From now on, counts the rows that provably lost at most `eps` of their softmax mass; None ends it.
+
+        `stats()` then has, as `certified`, their share of all (row, head) pairs of the calls that selected. That takes
+        more time than the attention itself (see `closecall.certify`). A model's own attention sinks can only lower the
+        loss.
+        """
+        if eps is not None and not 0 <= eps <= 1:
+            raise ValueError(f"eps must be in [0, 1], a share of the softmax mass, or None, got {eps!r}")
+        self._eps = eps
+
     def __str__(self) -> str:
         width = max(len(layer.name) for layer in self.layers)
         attached = {id(layer) for layer in self._chosen}
@@ -168,7 +190,7 @@ class Handle:
         self, state: _State, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float, softcap: float
     ) -> tuple[Tensor, Tensor]:
         below = state.dense_below(q.shape[2])
-        ran = run(q, k, v, segments, self.policy, below, scale, softcap, self.backend, self._all_heads)
+        ran = run(q, k, v, segments, state.policy, below, scale, softcap, self.backend, self._all_heads)
         state.stats.calls += 1
         state.stats.select_seconds += ran.select_seconds
         state.stats.attend_seconds += ran.attend_seconds
@@ -179,8 +201,14 @@ class Handle:
             if self._recorder is not None:
                 scores = None
                 if self._recorder.scores:
-                    scores = reference.tile_scores(ran.seen.q, ran.seen.k, self.policy, ran.kept.geometry, scale)
+                    scores = reference.tile_scores(ran.seen.q, ran.seen.k, state.policy, ran.kept.geometry, scale)
                 self._recorder.write(state.layer.index, ran.kept, scores)
+            if self._eps is not None:
+                tensors = (ran.seen.q, ran.seen.k, ran.seen.v)
+                found = certify(*tensors, ran.kept, scale=scale, backend=self.backend, softcap=softcap)
+                state.stats.add_certificate(found, self._eps)
+        if self._tap is not None:
+            self._tap(state.layer.index, Call(ran.seen, ran.kept, scale, softcap))
         return ran.out, ran.lse
 
 
@@ -256,7 +284,7 @@ def _forward(
     if torch.compiler.is_compiling():
         below = state.dense_below(query.shape[2])
         out, lse = attention_op(
-            query, key, value, attention_mask, handle._policy_json, below, scale, softcap or 0.0,
+            query, key, value, attention_mask, state.policy_json, below, scale, softcap or 0.0,
             handle.backend, handle._group,
         )  # fmt: skip
     else:
@@ -355,6 +383,7 @@ def attach(
         notes.append(f"auto: {has}, so blocks are scored by {scorer}; dense below {min_context} keys, where sparse")
         notes[-1] += " would not pay"
     _check_budget(chosen_policy)
+    check_layers(chosen_policy, tuple(sorted(x.index for x in found if x.kind == "full")), type(model).__name__)
     handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode, notes)
     try:
         handle._attach()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..policy import unknown
-from ..rules import _lowest
+from ..rules import lowest
 from .gaps import numbered
 
 NAMES = ("quantile", "per-cell", "gap", "absolute", "random", "last")
@@ -50,7 +50,7 @@ def fire(
         order = torch.argsort(cells.head * (int(cells.tile.max()) + 1) + cells.tile, stable=True)
         key = (margin if name == "per-cell" else cutoff)[order].double()
         chosen = torch.empty_like(margin, dtype=torch.bool)
-        chosen[order] = _lowest(key, torch.ones_like(key, dtype=torch.bool), numbered(cells.pool)[order], q)
+        chosen[order] = lowest(key, torch.ones_like(key, dtype=torch.bool), numbered(cells.pool)[order], q)
         return chosen
     unit = cells.unit  # ascending by pool, then by tile
     n = int(unit.max()) + 1
@@ -62,4 +62,4 @@ def fire(
         key = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     else:
         key = torch.zeros(n, dtype=torch.float64)  # ties go to the later tile
-    return _lowest(key, torch.ones(n, dtype=torch.bool), pool, q)[unit]
+    return lowest(key, torch.ones(n, dtype=torch.bool), pool, q)[unit]

@@ -9,8 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from .policy import RULES
-from .rules import Decision, Ranked, Rule, is_number, margins
+from ..policy import RULES
+from ..rules import Decision, Ranked, Rule, is_number, margins
 
 
 def spread(eligible: Tensor, sequence: Tensor, share: float) -> Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .policy import RULES, Policy
-from .rules import Decision, Ranked, Rule, Source, is_number
-from .theory.block_mass import (
+from ..policy import RULES, Policy
+from ..rules import Decision, Ranked, Rule, Source, is_number, margins_at
+from ..theory.block_mass import (
     Arithmetic,
     Keys,
     longest_so_far,
@@ -69,7 +69,7 @@ class Certified(Rule):
                 heads = slice(shared * group, (shared + 1) * group)
                 for t in free:
                     counts[b, heads, t] += self._needed(source, ranked.order[b, heads, t], keys, longest, b, shared, t)
-        return Decision(counts, _margins_at(ranked, counts), torch.zeros_like(counts, dtype=torch.bool))
+        return Decision(counts, margins_at(ranked, counts), torch.zeros_like(counts, dtype=torch.bool))
 
     def _needed(
         self, source: Source, order: Tensor, keys: Keys, longest: Tensor, b: int, shared: int, t: int
@@ -115,13 +115,3 @@ class Certified(Rule):
 
     def describe(self) -> str:
         return f"blocks until every row has provably lost at most {self.eps:g} of its mass, {self.max_budget} at most"
-
-
-def _margins_at(ranked: Ranked, counts: Tensor) -> Tensor:
-    """Eq. 4 at the cut each cell came to, NaN where nothing was cut; 1 where it kept no ranked block at all."""
-    free = counts - ranked.forced[:, None]
-    at = free.clamp(0, ranked.scores.shape[-1] - 1)[..., None]
-    first_out, last_in = (ranked.scores.gather(-1, i).squeeze(-1) for i in (at, (at - 1).clamp(min=0)))
-    margin = ((last_in - first_out) / (ranked.scores[..., 0] - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    margin = margin.masked_fill(free == 0, 1.0)
-    return margin.masked_fill(counts >= ranked.visible[:, None], torch.nan)

@@ -1,0 +1,134 @@
+"""Protection of the last tiles, which hold the question of most prompts, on top of any rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policy import RULES, Policy
+from ..rules import Decision, Ranked, Rule, TopK, is_number, margins_at
+from .pooled_rule import later_first, spend, sums
+
+DENSE = "dense"
+
+
+@RULES.register("last-tile")
+@dataclass(frozen=True)
+class LastTile(Rule):
+    """Decides as `rule` does, but the last tile of each sequence keeps `factor` times the blocks that `rule` gives it.
+
+    factor: rounded down to whole blocks, forced ones included; or `"dense"`, every block the last tile sees.
+    tiles: how many last tiles are protected: a long question, or one at the start of a short last tile, takes two.
+    pay: the blocks are taken, head by head, from the other tiles that can choose, as evenly as whole blocks allow (odd
+    ones from earlier tiles), so that the mean stays that of `rule`. No tile gives more than half of its unforced
+    blocks: where few tiles can pay, the last ones get as much more as they can. Without `pay` the mean rises.
+
+    The last tile is that of the call: in chunked prefill each chunk has one, and a decoding step has no other.
+    """
+
+    rule: Rule = field(default_factory=TopK)
+    factor: float | str = 2
+    pay: bool = True
+    tiles: int = 1
+
+    @classmethod
+    def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
+        """`rule` may be a rule's name, which is then made from the other overrides; without it, top-k."""
+        given = {name: overrides[name] for name in ("factor", "pay", "tiles") if name in overrides}
+        inner = overrides.get("rule", TopK.name)
+        if isinstance(inner, str):
+            rest = {key: value for key, value in overrides.items() if key != "rule"}
+            inner = RULES[inner].from_overrides(rest)
+        return cls(rule=inner, **given)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, dict):  # from JSON
+            object.__setattr__(self, "rule", RULES.from_dict(self.rule))
+        if not isinstance(self.rule, Rule):
+            raise TypeError(f"rule must be a Rule, got {self.rule!r}")
+        if isinstance(self.rule, LastTile):
+            raise ValueError(f"rule {self.name!r} would protect the last tile twice: give it another rule")
+        if not hasattr(self.rule, "tile_budget"):
+            raise ValueError(f"rule {self.rule.name!r} has no tile budget that the last tile could get more of")
+        if self.factor != DENSE and not (is_number(self.factor) and 1 <= float(self.factor) < math.inf):
+            raise ValueError(f"factor must be {DENSE!r} or a number of at least 1, got {self.factor!r}")
+        if not isinstance(self.pay, bool):
+            raise TypeError(f"pay must be True or False, got {self.pay!r}")
+        if not isinstance(self.tiles, int) or isinstance(self.tiles, bool) or self.tiles < 1:
+            raise ValueError(f"tiles must be a whole number of tiles, at least 1, got {self.tiles!r}")
+
+    @property
+    def tile_budget(self) -> int:
+        return int(self.rule.tile_budget)  # type: ignore[attr-defined]  # checked above
+
+    @property
+    def tile_factor(self) -> float:
+        return float(getattr(self.rule, "tile_factor", 1))
+
+    def check(self, policy: Policy) -> None:
+        self.rule.check(policy)
+
+    def _more(self, counts: Tensor, visible: Tensor) -> Tensor:
+        """What the last tile is to keep where the rule keeps `counts`."""
+        if self.factor == DENSE:
+            return visible.expand_as(counts)
+        exact = Fraction(str(self.factor)).limit_denominator(10**6)  # integers: no rounding of 1.1 * 10 down to 10
+        return (counts * exact.numerator // exact.denominator).minimum(visible)
+
+    def limit(self, n_blocks: int) -> int:
+        most = torch.tensor(self.rule.limit(n_blocks))
+        return int(self._more(most, torch.tensor(n_blocks)))
+
+    def decide(self, ranked: Ranked) -> Decision:
+        inner = self.rule.decide(ranked)
+        sequence, visible = ranked.sequence, ranked.visible
+        last = (visible > 0) & (_from_the_end(sequence) < self.tiles)
+        more = self._more(inner.counts, visible[:, None])
+        extra = torch.where(last[:, None], more - inner.counts, 0)
+        given = torch.zeros_like(extra)
+        if self.pay:
+            payers = ((visible > self.tile_budget) & ~last)[:, None]
+            can = torch.where(payers, (inner.counts - ranked.forced[:, None]) // 2, 0).clamp(min=0)
+            extra, given = _settle(extra, can, sequence)
+        counts = inner.counts + extra - given
+        changed = counts != inner.counts
+        margin = torch.where(changed, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
+        return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | (extra > 0))
+
+    def describe(self) -> str:
+        more = "every block" if self.factor == DENSE else f"{self.factor:g} times as many"
+        paid = ", paid for by the others" if self.pay else ""
+        which = "tile" if self.tiles == 1 else f"{self.tiles} tiles"
+        return f"{self.rule.describe()}; {more} for the last {which}{paid}"
+
+
+def _from_the_end(sequence: Tensor) -> Tensor:
+    """int64 `[B, T]`: how many tiles of its sequence follow each tile."""
+    tile = torch.arange(sequence.shape[1], device=sequence.device).expand_as(sequence)
+    ends = torch.ones_like(sequence, dtype=torch.bool)
+    ends[:, :-1] = sequence[:, :-1] != sequence[:, 1:]
+    last = torch.where(ends, tile, sequence.shape[1]).flip(1).cummin(1).values.flip(1)
+    return last - tile
+
+
+def _settle(extra: Tensor, can: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last tiles get and the others give, all `[B, H, T]`, for each head of a sequence by itself."""
+    shape = extra.shape
+    heads = torch.arange(shape[1], device=extra.device)[:, None]
+    pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
+    n_pools = int(pool.max()) + 1
+    total = sums(extra.flatten(), pool, n_pools).minimum(sums(can.flatten(), pool, n_pools))
+    width = max(1, int(torch.maximum(extra, can).max()))
+    evenly = -torch.arange(width, device=extra.device).expand(extra.numel(), width)  # every tile's first block first
+    earlier_first = torch.arange(extra.numel(), device=extra.device)
+    got, given = (
+        spend(evenly, torch.zeros_like(pool), most.flatten(), pool, total, order).view(shape)
+        for most, order in ((extra, later_first(shape, extra.device)), (can, earlier_first))
+    )
+    return got, given
