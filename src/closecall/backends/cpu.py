@@ -18,7 +18,10 @@ from torch import Tensor
 from ..geometry import Geometry
 from ..policy import Policy, unknown
 from ..rules import Ranked
+from ..scorers import NORMALISED
 from ..selection import Selection
+from ..selectors.box import Box
+from ..selectors.outliers import Outliers
 from . import empty_outputs, reference
 
 _native: Any
@@ -41,8 +44,9 @@ if _native is not None:
     _share_torch_threads()
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SCORERS = {"mean": 0, "quest": 1, "auto": 1}
-_AGGREGATES = {"max": 0, "mean": 1}
+_SCORERS = {"mean": 0, "quest": 1, "auto": 1, "box": 2, "outliers": 3}
+_AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3}
+_MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 
 
 def tiers() -> list[str]:
@@ -99,19 +103,43 @@ def _shape(q: Tensor, k: Tensor, value_dim: int) -> tuple[int, ...]:
     return (q.shape[0], q.shape[1], k.shape[1], q.shape[3], value_dim, _DTYPES[q.dtype])
 
 
-def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+def _has_kernel(policy: Policy) -> bool:
     assert policy.scorer is not None
     if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
-        return reference.rank(q, k, policy, geometry, scale)  # a scorer without native code still works, slowly
+        return False
+    # A row's best plane and the mean over rows cannot be taken one after the other.
+    return not isinstance(policy.scorer, Outliers) or (policy.aggregate != "mean" and policy.block <= _MOST_BLOCK)
+
+
+def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+    scorer = policy.scorer
+    assert scorer is not None
+    if not _has_kernel(policy) or (isinstance(scorer, Outliers) and q.shape[3] > _MOST_DIM):
+        return reference.rank(q, k, policy, geometry, scale)  # without native code it still works, slowly
     width = policy.rule.limit(geometry.n_blocks)
     shape = (q.shape[0], q.shape[1], geometry.n_tiles, width)
     full = geometry.exists.all()
     order = torch.empty(shape, dtype=torch.int32) if full else torch.full(shape, geometry.n_blocks, dtype=torch.int32)
     scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
-    kinds = (_SCORERS[policy.scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
-    outputs = (order.data_ptr(), scores.data_ptr(), scale, torch.get_num_threads(), _tier())
+    kinds = (_SCORERS[scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
+    forced = _forced_mass(q, k, geometry, scale, policy.sinks) if policy.aggregate in NORMALISED else None
+    masses = (0 if forced is None else forced.data_ptr(), q.shape[2])
+    given = (float(scorer.c) if isinstance(scorer, Box) else 0.0, scorer.m if isinstance(scorer, Outliers) else 0)
+    outputs = (order.data_ptr(), scores.data_ptr(), *masses, *given, scale, torch.get_num_threads(), _tier())
     _native.rank(_pack((*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds, *outputs)))
     return Ranked(order, scores, geometry.visible, geometry.forced(policy.sinks), geometry.sequence)
+
+
+def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, scale: float, sinks: int) -> Tensor:
+    """`[B, H, M]`: the log-sum-exp of every row over its forced blocks. They are attended to with hardly any values."""
+    batch, heads = q.shape[:2]
+    counts = geometry.forced(sinks)[:, None]
+    shape = (batch, 1, geometry.n_tiles)
+    nothing = Ranked(torch.empty(*shape, 0, dtype=torch.int32), torch.empty(*shape, 0), counts, counts, counts)
+    kv_idx = gather_kept(nothing, counts, geometry, sinks, max(1, int(counts.max())))
+    unknown = torch.empty(0)
+    kept = Selection(kv_idx.expand(-1, heads, -1, -1), counts.expand(-1, heads, -1), unknown, unknown, geometry)
+    return attend(q, k, k[..., :8], kept, geometry, scale)[1]
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:

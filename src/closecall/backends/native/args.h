@@ -5,8 +5,8 @@
 #include <cstdint>
 
 enum DType : int64_t { F32 = 0, BF16 = 1, F16 = 2 };
-enum ScorerKind : int64_t { MEAN = 0, QUEST = 1 };
-enum AggregateKind : int64_t { AGG_MAX = 0, AGG_MEAN = 1 };
+enum ScorerKind : int64_t { MEAN = 0, QUEST = 1, BOX = 2, OUTLIERS = 3 };
+enum AggregateKind : int64_t { AGG_MAX = 0, AGG_MEAN = 1, AGG_MASS = 2, AGG_MASS_MAX = 3 };
 
 struct View {  // [B, H, N, D] with any strides
   void* data;
@@ -43,6 +43,10 @@ struct RankArgs {
   int64_t scorer, aggregate, sinks, width;
   int32_t* order;  // [B, H, T, width], contiguous
   float* scores;   // likewise
+  const float* forced;  // [B, H, M], contiguous: log-sum-exp over each row's forced blocks; for the mass aggregates
+  int64_t M;
+  double shrink;        // of BOX: 0 is the mean, 1 is QUEST
+  int64_t outliers;     // of OUTLIERS: keys stored as they are, beside the mean of the others
   double scale;
   int64_t threads, tier;
 };

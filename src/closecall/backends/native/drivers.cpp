@@ -224,7 +224,8 @@ const char* run_rank(const RankArgs& a) {
     const Tile& tile = tiles[which];
     int64_t own = tile.pos / block, low = std::min(a.sinks, own);
     int64_t out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
-    kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows,
+    const float* forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
+    kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows, forced,
                   summary(head / group, sequences[sequence_of[which]].place), low, own, a.order + out, a.scores + out,
                   scratch[worker].get());
   });
