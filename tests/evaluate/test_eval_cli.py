@@ -30,7 +30,9 @@ def test_a_panel_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytes
     given += ["--policies", "dense,topk:tile_factor=1,router:tile_factor=1,q=0.3", "--controls", "--store", str(path)]
     assert cli.main(["eval", *given, "--export", str(out)]) == 0
     page = capsys.readouterr()
-    assert f"probe-needle at 1024 tokens on {tiny}: 2 examples, 2 questions" in page.out
+    assert "probe-needle at 1024 tokens on tiny: 2 examples, 2 questions" in page.out
+    assert str(tiny) not in page.out + page.err.replace(str(tmp_path), "")
+    assert "Loading weights" not in page.err
     for policy in ("dense", "topk:tile_factor=1", "router:q=0.3,tile_factor=1", "router/matched:q=0.3,tile_factor=1"):
         assert any(line.startswith(f"{policy} ") for line in page.out.splitlines()), policy
     assert "Where the router's lift comes from" in page.out
@@ -58,6 +60,10 @@ WRONG = {
     "--model tiny --tasks probe-needle --seed -3": "seed must be a whole number of at least 0, got -3",
     "--model tiny --tasks probe-needle --jobs 0": "--jobs takes whole numbers",
     "--model tiny --tasks probe-needel": "unknown task 'probe-needel': did you mean 'probe-needle'?",
+    "--model tiny --tasks lm-eval:": "a task of lm-eval is written lm-eval:NAME,option=value, got 'lm-eval:'",
+    "--model tiny --tasks lm-eval:arc_easy,shot=5": "unknown option of lm-eval:arc_easy 'shot': did you mean 'shots'?",
+    "--model tiny --tasks lm-eval:arc_easy,shots=few": "shots must be a whole number of at least 0, got 'few'",
+    "--model tiny --tasks lm-eval:arc_easy,chat=maybe": "chat is yes or no, got 'maybe'",
     "--model smolm2 --tasks probe-needle": "did you mean 'smollm2'?",
     "--model tiny --tasks probe-needle --executor rey": "unknown executor 'rey': did you mean 'ray'?",
     "--model tiny --tasks probe-needle --address here:1": "--address is a Ray cluster's",
@@ -134,6 +140,16 @@ def test_progress_tells_accuracy_and_time_left() -> None:
     half = shown(io.StringIO(), {1000: 10.0})
     assert half.left() == 8 * 10 + 10 * 20  # a context not seen yet: in proportion
     assert shown(io.StringIO(), {}).line() == "tiny: 0/20 runs"
+
+
+def test_progress_with_documents_of_their_own_lengths() -> None:
+    panel = Panel(("m",), ("t", "lm-eval:x"), (1000, 2000), (Spec("dense"),), (8,), 5)
+    bar = progress.Progress(panel, "tiny", out=io.StringIO())
+    assert bar.total == 15
+    for context, wall in ((0, 7.0), (1000, 2.0)):
+        run = run_of(wall=wall, answers=[{"correct": True}])
+        bar.add(Result(Job("t", context, 0, 0, ()), Spec("dense"), 0, "key", run))
+    assert bar.left() == 4 * 7 + 4 * 2 + 5 * 4  # 2000 tokens in proportion to 1000, not to the documents
 
 
 def test_known_runs_count_as_done_and_not_as_time() -> None:

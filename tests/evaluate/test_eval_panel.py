@@ -86,6 +86,13 @@ def test_work_goes_example_by_example() -> None:
     ]
 
 
+def test_tasks_of_lm_eval_have_no_contexts() -> None:
+    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("lm-eval:x", "a"), "n": 2})
+    assert panel.places == [("a", 1024), ("a", 2048), ("lm-eval:x", 0)]
+    listed = [(job.number, job.task, job.context) for job in panel.jobs()]
+    assert listed == [(n, *place) for n in range(2) for place in panel.places]
+
+
 def test_a_budget_that_decides_nothing_is_noted() -> None:
     panel = Panel(**PLAIN | {"budgets": (2, 8)})
     assert len(panel.notes) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import are_progress_bars_disabled
 
 import closecall
 import closecall.probes
 from closecall import tasks
-from closecall.evaluate.measure import Subject, fingerprint, measure
+from closecall.evaluate import measure as measuring
+from closecall.evaluate.measure import Subject, measure
+from closecall.integrations.load import INCIDENTAL, fingerprint
 from closecall.tasks import Example, Question, encode_example, gold_blocks
 
 POLICIES = {
@@ -31,6 +35,8 @@ TASKS = (
     "probe-chase",
     "probe-chase:generate=yes",
     "probe-chase:scattered=yes,questions=3",
+    "probe-needle:questions=8",
+    "probe-chase:questions=3",
 )
 
 
@@ -181,13 +187,26 @@ def test_choices_are_scored_by_their_logits_too(subject: Subject) -> None:
     assert answer["choice"] == best
     assert answer["choice_correct"] == (best == "blue")
     assert len(answer["output"].split()) == 3
+    assert answer["unformatted"] is True  # three words of filler settle on none
+
+
+@pytest.mark.parametrize(("said", "unformatted"), [("The correct answer is (B)", False), ("It is hard to tell", True)])
+def test_an_answer_without_a_letter_is_told_apart(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, said: str, unformatted: bool
+) -> None:
+    answered = measuring._Answered({}, said, "A", 0.0)
+    monkeypatch.setattr(measuring, "_answer", lambda *_: answered)
+    example = Example("choice", "choice/1", 1024, "ask bear", (Question(("B",)),), 3, choices=("A", "B"))
+    (answer,) = measure(subject, Choice(), example, closecall.policy("dense")).answers  # type: ignore[arg-type]
+    assert answer["unformatted"] is unformatted
+    assert answer["choice_correct"] is False
 
 
 def test_a_context_longer_than_trained_is_noted(subject: Subject) -> None:
     task, example = example_of(subject, "probe-needle", context=1100)
     run = measure(subject, task, example, POLICIES["topk"])
     assert len(run.warnings) == 1
-    assert "1100 tokens are more than the 1024 that" in run.warnings[0]
+    assert run.warnings[0] == "1100 tokens are more than the 1024 that tiny was trained for"
 
 
 def test_the_model_is_as_before_afterwards(subject: Subject) -> None:
@@ -207,7 +226,38 @@ def test_the_fingerprint_sees_every_weight_and_not_the_place(tiny: Path, tmp_pat
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[17, 23] += 1e-6
-    assert fingerprint(model) != here.fingerprint
+    assert fingerprint(model, whole=True) != here.fingerprint
+
+
+def test_stored_results_are_found_by_this_fingerprint(tiny: Path) -> None:
+    """Any other bytes than these, and every result stored so far would be another model's."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
+    config = {key: value for key, value in model.config.to_dict().items() if key not in INCIDENTAL}
+    parts = [json.dumps(config, sort_keys=True, default=str).encode()]
+    for name, weight in sorted(model.state_dict().items()):
+        parts += [f"{name} {tuple(weight.shape)} {weight.dtype}".encode(), weight.numpy().tobytes()]
+    assert Subject.open(str(tiny)).fingerprint == hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_shows_no_bar_and_leaves_the_switch_alone(
+    tiny: Path, capsys: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    bars: Any = transformers.utils.logging
+    before = bars.is_progress_bar_enabled()
+    try:
+        bars.enable_progress_bar()
+        transformers.AutoModelForCausalLM.from_pretrained(tiny)
+        assert "Loading weights" in capsys.readouterr().err  # it would be seen here
+        if not shown:
+            bars.disable_progress_bar()
+        Subject.open(str(tiny))
+        Subject.open("probe")
+        assert capsys.readouterr().err == ""
+        assert bars.is_progress_bar_enabled() is shown
+        assert are_progress_bars_disabled() is not shown
+    finally:
+        (bars.enable_progress_bar if before else bars.disable_progress_bar)()
 
 
 def test_unknown_models() -> None:

@@ -219,7 +219,7 @@ def test_contexts_longer_than_trained_are_warned_of(tiny: Path, tmp_path: Path) 
         runner.run(one, store, say=said.append)
         rows = list(store.rows(context=1100))
     assert len(said) == 1
-    assert "was trained for 1024 tokens: at 1100 it may fail whatever the policy" in said[0]
+    assert said[0] == "warning: tiny was trained for 1024 tokens: at 1100 it may fail whatever the policy"
     assert "1100 tokens are more than the 1024" in rows[0].run.warnings[0]
 
 

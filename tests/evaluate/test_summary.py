@@ -137,8 +137,36 @@ def test_a_budget_at_which_the_margin_decides_nothing(tmp_path: Path) -> None:
     with Store(tmp_path / "small.db") as small:
         variant = ("router", 2)
         small.add(Cell("m", "needle", 8192, 0, 0, *variant), run_of(variant, 0, (1, 0)))
+        small.add(Cell("m", "needle", 8192, 0, 0, "router/random", 2), run_of(("router/random", 2), 0, (1, 0)))
+        small.add(Cell("m", "needle", 8192, 0, 0, "topk", 2), run_of(("topk", 2), 0, (1, 0)))
         (group,) = summary.groups(small)
-        assert [line.tile_budget for line in group.lines()] == [4]
+        assert [line.tile_budget for line in group.lines()] == [4, 4, 4]
+        assert "router/random" in summary.tables(group, "tiny")[0].text()
+
+
+LETTERED = (("The correct answer is (A)", True), ("no idea", False), ("(B)", False), ("hm", True))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_letters_by_logits_and_answers_without_one(tmp_path: Path, recorded: bool) -> None:
+    """Runs stored before it was recorded whether there was a letter are read from their output."""
+    with Store(tmp_path / "letters.db") as store:
+        for number, (said, right) in enumerate(LETTERED):
+            answer = {"score": 0.0, "correct": False, "output": said, "choice": "A", "choice_correct": right}
+            answer |= {"asked_triggered": 0.0} | ({"unformatted": said in ("no idea", "hm")} if recorded else {})
+            run = run_of(("dense", 0), number, (0, 0), answers=[answer], questions=1)
+            store.add(Cell("m", "longbench-v2", 8192, 0, number, "dense", 0), run)
+        (group,) = summary.groups(store)
+        (line,) = group.lines()
+        assert line.by_logits == statistics.wilson([1, 0, 0, 1])
+        assert line.no_letter == 0.5
+        page = summary.tables(group, "tiny")[0].text()
+        (row,) = (r for r in page.splitlines() if r.startswith("dense"))
+        assert "0.50 [0.15, 0.85]" in row
+        assert "50%" in row
+        assert "no letter: generated answers that settle on none" in page
+        (first, *_) = flat(store)
+        assert first["unformatted"] is (False if recorded else None)
 
 
 def test_the_page(store: Store) -> None:

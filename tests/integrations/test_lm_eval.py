@@ -109,8 +109,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_hand(model: Any, tokenizer: Any, include: Path) -> list[float]:
+    """Whether the likeliest choice is the right one."""
+    rows = json.loads((include / "rows.json").read_text())
+    picked = picked_by_hand(model, tokenizer, include)
+    return [float(choice == row["choices"][row["label"]]) for choice, row in zip(picked, rows, strict=True)]
+
+
+def picked_by_hand(model: Any, tokenizer: Any, include: Path) -> list[str]:
     """Which choice has the likeliest continuation, the way lm-eval asks: one forward pass for each."""
-    scores = []
+    picked = []
     for row in json.loads((include / "rows.json").read_text()):
         sums = []
         for choice in row["choices"]:
@@ -118,8 +125,8 @@ def by_hand(model: Any, tokenizer: Any, include: Path) -> list[float]:
             with torch.no_grad():
                 likely = model(ids).logits[0, -2].log_softmax(-1)
             sums.append(float(likely[ids[0, -1]]))
-        scores.append(float(sums.index(max(sums)) == row["label"]))
-    return scores
+        picked.append(row["choices"][sums.index(max(sums))])
+    return picked
 
 
 def test_an_attached_model_is_what_lm_eval_runs(subject: tuple[Any, Any], include: Path) -> None:
@@ -151,6 +158,40 @@ def test_generation_and_limit(subject: tuple[Any, Any], include: Path) -> None:
     assert [s.document for s in result.samples] == [0, 1]
     assert set(result.samples[0].scores) == {"exact_match"}
     assert len({s.digest for s in result.samples}) == 2
+
+
+def test_document_by_document(subject: tuple[Any, Any], include: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same answers one by one, in any order, as all at once; and nothing of lm-eval's on the screen."""
+    model, tokenizer = subject
+    documents = lm_eval.Documents("lm-eval:closecall_local", model, tokenizer, include_path=include)
+    assert len(documents) == N
+    capsys.readouterr()
+    answers = {i: documents.answer(i) for i in (5, 0, 11, 1)}
+    assert capsys.readouterr().err == ""
+    picked, right = picked_by_hand(model, tokenizer, include), by_hand(model, tokenizer, include)
+    assert {i: a.output for i, a in answers.items()} == {i: picked[i] for i in answers}
+    assert {i: a.scores for i, a in answers.items()} == {i: {"acc": right[i]} for i in answers}
+    row = json.loads((include / "rows.json").read_text())[5]
+    asked = documents.document(5)
+    assert [kind for kind, _ in asked.requests] == ["loglikelihood"] * 6
+    assert [arguments for _, arguments in asked.requests] == [
+        (f"{row['text']} ask {row['key']} ->", f" {choice}") for choice in row["choices"]
+    ]
+    assert asked.target == str(row["label"])
+    assert asked.longest in {"".join(arguments) for _, arguments in asked.requests}
+
+
+def test_solved_examples_do_not_depend_on_who_was_asked_before(subject: tuple[Any, Any], include: Path) -> None:
+    model, tokenizer = subject
+    first, second = (
+        lm_eval.Documents("closecall_generated", model, tokenizer, shots=2, include_path=include) for _ in range(2)
+    )
+    in_order = [first.document(i) for i in range(3)]
+    assert [second.document(i) for i in (2, 0, 1)] == [in_order[i] for i in (2, 0, 1)]
+    assert all(asked.longest.count(" ask ") == 3 for asked in in_order)
+    shown = [asked.longest.split(" ask ")[0] for asked in in_order]
+    assert len(set(shown)) > 1
+    assert first.document(0, seed=1) != in_order[0]
 
 
 def test_bad_input(subject: tuple[Any, Any], include: Path, monkeypatch: pytest.MonkeyPatch) -> None:

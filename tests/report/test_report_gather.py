@@ -11,8 +11,9 @@ from scipy.stats import binom
 from synthetic import RIGHT, N, add
 
 from closecall.evaluate.store import Store
+from closecall.integrations.load import own_name
 from closecall.report import tables
-from closecall.report.gather import Gathered, Setting, gather, public, short
+from closecall.report.gather import Gathered, Setting, gather, public
 
 Z = 1.959963984540054
 
@@ -227,6 +228,20 @@ def test_shared_contexts_get_intervals_over_contexts(tmp_path: Path) -> None:
     assert "contexts p" in made.text()
 
 
+def test_all_right_is_not_certain(tmp_path: Path) -> None:
+    """Four contexts of two questions: as sure as four questions, not as eight, and not beyond all doubt."""
+
+    def fill(store: Store) -> None:
+        add(store, ["11"] * 4, policy="dense")
+        add(store, ["00"] * 4, policy="topk", budget=8)
+
+    dense, topk = only(gather_of(tmp_path, fill)).findings
+    assert (dense.accuracy.value, dense.accuracy.n) == (1.0, 8)
+    assert (dense.accuracy.low, dense.accuracy.high) == pytest.approx(wilson(4, 4))
+    assert (topk.accuracy.low, topk.accuracy.high) == pytest.approx(wilson(0, 4))
+    assert topk.paired == topk.accuracy
+
+
 def test_scores_letters_and_format_failures(tmp_path: Path) -> None:
     says = ["The correct answer is (A)", "no idea", "(B)", "hm"]
     picks = {"outputs": says, "by_logits": [True, True, False, False]}
@@ -239,7 +254,7 @@ def test_scores_letters_and_format_failures(tmp_path: Path) -> None:
     assert setting.graded
     assert found.line.score.value == 0.5
     assert found.by_logits is not None
-    assert (found.by_logits.value, found.no_letter) == (0.5, 0.5)
+    assert (found.by_logits.value, found.line.no_letter) == (0.5, 0.5)
     text = tables.policies(setting).text()
     assert "by logits" in text
     assert "no letter" in text
@@ -258,8 +273,8 @@ def test_models_are_chosen_by_name_or_fingerprint(tmp_path: Path) -> None:
 
 
 def test_names_do_not_tell_whose_disk_it_was() -> None:
-    assert short("/data/models/tiny") == "tiny"
-    assert short("owner/name") == "owner/name"
-    assert short("probe:qwen3:2") == "probe:qwen3:2"
+    assert own_name("/data/models/tiny") == "tiny"
+    assert own_name("owner/name") == "owner/name"
+    assert own_name("probe:qwen3:2") == "probe:qwen3:2"
     assert public("longbench-v2:length=medium,data=/home/me/x.json") == "longbench-v2:length=medium"
     assert public("longbench-v2:data=x.json") == "longbench-v2"

@@ -86,6 +86,23 @@ def test_html_is_whole_and_needs_nothing(page: Page) -> None:
     assert {r[1:] for r in parser.found if r.startswith("#")} <= anchors
 
 
+def test_pictures_stand_in_two_columns_and_broad_ones_across_both(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for context in (2048, 4096, 8192):
+            add(store, "1100", policy="dense", context=context)
+            add(store, "1000", policy="topk", budget=8, context=context)
+        wide = compose.page(gather(store)).html()
+        add(store, "11", policy="dense", model="b" * 64)
+        store.add_model("b" * 64, "other", {})
+        narrow = compose.page(gather(store, models=["other"])).html()
+    assert wide.count('<figure class="broad">') == len(re.findall("<figure", wide)) == 2  # three contexts side by side
+    assert narrow.count('<figure class="broad">') == 0
+    assert len(re.findall("<figure", narrow)) > 0
+    assert wide.count('<div class="figures">') == 1
+    assert "grid-template-columns: 1fr 1fr" in wide
+
+
 def test_html_escapes(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         store.add_model("a" * 64, "<b>&", {"label": '"x" <i>'})
@@ -143,6 +160,8 @@ def test_looks_tell_overrides_apart() -> None:
     assert len({(look.colour, look.marker) for look in found.values()}) == 4
     assert found[specs[2]].colour == found[specs[3]].colour == COLOURS["router"]
     assert len(set(COLOURS.values())) == len(COLOURS)
+    other = Spec("topk-on-box")
+    assert looks([other])[other].colour not in COLOURS.values()
 
 
 def test_models_side_by_side(tmp_path: Path) -> None:

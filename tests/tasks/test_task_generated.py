@@ -34,9 +34,12 @@ NEEDLES = [
 COUNTS = ["common-words:common=5,repeats=8,others=2", "frequent-words", "frequent-words:frequent=8"]
 PROBES = [
     "probe-needle",
+    "probe-needle:questions=8",
     "probe-scattered",
     "probe-scattered:questions=40,keys=40",
     "probe-chase",
+    "probe-chase:questions=6",
+    "probe-chase:hops=2,chains=4,questions=2",
     "probe-chase:generate=yes",
     "probe-chase:hops=2,chains=4,scattered=yes,questions=4",
 ]
@@ -231,6 +234,48 @@ def test_a_probes_question_is_answered_by_following_the_text(name: str, probe: A
                 assert example.prompt[: question.at].endswith(f"ask {first} -> ")
                 assert example.prompt.startswith(question.answers[0], question.at)
                 assert max(end for _, end in question.gold) < question.at
+
+
+ASKED = {
+    "probe-needle:questions=8": (8, 1),
+    "probe-chase:questions=6": (6, 4),
+    "probe-chase:hops=2,questions=2": (2, 3),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_questions_in_a_row_are_all_at_the_end_and_of_different_keys(name: str, probe: Any) -> None:
+    asked, looked_up = ASKED[name]
+    for example in some(name, probe, 1536):
+        answers = [q.answers[0] for q in example.questions]
+        golds = [example.prompt[slice(*q.gold[0])].split()[0] for q in example.questions]
+        assert len(set(golds)) == asked
+        rows = [f"ask {key} -> {answer} ." for key, answer in zip(golds, answers, strict=True)]
+        assert example.prompt.endswith(rows[-1])
+        # One in every 64 tokens, in order, and none elsewhere: each in a tile of its own.
+        at = [len(example.prompt.partition(row)[0].split()) for row in rows]
+        assert at == [at[-1] - 64 * (asked - 1 - i) for i in range(asked)]
+        assert example.prompt.split().count("ask") == asked
+        assert all(len(answer.split(" -> ")) == looked_up for answer in answers)
+        # Nothing is generated: the prompt alone fills the context.
+        assert example.max_new_tokens == 0
+        assert len(encode_example(probe, example).ids) == 1536
+
+
+# Stored results are found by these: a change here orphans every run of the task that anyone has stored.
+DIGESTS = {
+    "probe-needle": "4bc34f71bbaf86d38ccdb87314e6a7a7af44c72b5dd08778ae362aa2e0a124ff",
+    "probe-scattered": "0bc7758613a55aced219e178453f802e5bb5a394f35db3adb6443a815af80c31",
+    "probe-chase": "1abb1d761c3f77e8d35561e2e218d037c236eb37f7cf266f5bee0ee2d732a1cf",
+    "probe-chase:generate=yes": "9c012c67ade82b5e734996c472be94db147fcfe12d29cfeed084c02b2e5182cd",
+    "probe-chase:scattered=yes,questions=2": "d9bb7fda8282fdcd44bc388b5f10f974dd18412ef252f8fecabe6f15b51633b9",
+}
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_an_example_keeps_its_address(name: str, probe: Any) -> None:
+    (example,) = some(name, probe, 1536, n=1)
+    assert example.digest() == DIGESTS[name]
 
 
 def test_probe_prompts_are_all_known_words(probe: Any) -> None:

@@ -24,6 +24,10 @@ CANONICAL = {
     "longbench-v2:data=some.json,length=medium": "longbench-v2:length=medium,data=some.json",
     "longbench-musique:hops=4": "longbench-musique:hops=4",
     "probe-scattered:questions=4": "probe-scattered:questions=4",
+    "probe-scattered:keys=40,questions=9": "probe-scattered:questions=9,keys=40",
+    "probe-needle:questions=8,keys=24": "probe-needle:questions=8",
+    "probe-needle:questions=1": "probe-needle",
+    "probe-chase:questions=2": "probe-chase:questions=2",
     "variable-tracking:": "variable-tracking",
 }
 
@@ -70,7 +74,9 @@ def test_options_as_keywords_are_the_same() -> None:
         ("frequent-words:frequent=0", "frequent of task 'frequent-words' must be at least 1"),
         ("probe-needle:keys=0", "keys of task 'probe-needle' must be at least 1"),
         ("probe-scattered:questions=25", "25 questions need as many keys, and there are 24"),
-        ("probe-chase:questions=2", "say scattered=yes"),
+        ("probe-needle:questions=25", "25 questions need as many keys, and there are 24"),
+        ("probe-needle:questions=0", "questions of task 'probe-needle' must be at least 1, got 0"),
+        ("probe-chase:questions=2,generate=yes", "2 questions stand in the prompt and cannot be generated"),
         ("probe-chase:generate=yes,scattered=yes", "drop one of the two"),
         ("probe-chase:questions=7,scattered=yes", "7 questions need as many chains, and there are 6"),
         ("longbench-v2:length=medum", "unknown length of task 'longbench-v2' 'medum': did you mean 'medium'"),

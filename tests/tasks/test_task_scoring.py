@@ -105,3 +105,15 @@ def test_letters_by_their_logits(tokenizer: Any) -> None:
 def test_a_tokenizer_without_letters(probe: Any) -> None:
     with pytest.raises(ValueError, match="no token for the letter 'A'"):
         choice_tokens(probe, LETTERS)
+
+
+class Deaf:
+    """A tokenizer that drops every word it does not know, and knows none."""
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": []}
+
+
+def test_a_tokenizer_that_makes_no_tokens_of_a_letter() -> None:
+    with pytest.raises(ValueError, match="no token for the letter 'A': score the generated answer instead"):
+        choice_tokens(Deaf(), LETTERS)

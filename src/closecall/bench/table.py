@@ -32,14 +32,14 @@ class Table:
     rows: Sequence[dict[str, Any]]
     notes: Sequence[str] = ()
 
-    def _shown(self) -> tuple[list[Column], list[list[str]]]:
+    def shown(self) -> tuple[list[Column], list[list[str]]]:
         """Columns that say something in at least one row."""
         cells = {id(c): [c.cell(row) for row in self.rows] for c in self.columns}
         columns = [c for c in self.columns if any(x != NOTHING for x in cells[id(c)])]
         return columns, [list(line) for line in zip(*(cells[id(c)] for c in columns), strict=True)]
 
     def text(self) -> str:
-        columns, lines = self._shown()
+        columns, lines = self.shown()
         widths = [max(len(c.title), *(len(line[i]) for line in lines)) for i, c in enumerate(columns)]
 
         def join(cells: Sequence[str]) -> str:
@@ -50,7 +50,7 @@ class Table:
         return "\n".join([self.title, "", head, "-" * len(head), *map(join, lines), "", *self.notes])
 
     def markdown(self) -> str:
-        columns, lines = self._shown()
+        columns, lines = self.shown()
         rule = ["---" if c.left else "---:" for c in columns]
         body = [f"| {' | '.join(cells)} |" for cells in ([c.title for c in columns], rule, *lines)]
         return "\n".join([f"# {self.title}", "", *body, "", *(f"- {n}" for n in self.notes), ""])

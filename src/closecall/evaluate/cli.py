@@ -24,6 +24,7 @@ EXAMPLES = """\
 examples:
   closecall eval --model probe --tasks probe-needle --contexts 8k --budgets 8 --n 50 --controls --store out/eval.db
   closecall eval --model smollm2 --tasks niah-single,niah-multikey:keys=3 --contexts 4k,8k --budgets 8 --n 50
+  closecall eval --model smollm2 --tasks lm-eval:arc_easy --budgets 8 --n 100      contexts do not apply
   closecall eval --store out/eval.db --export out/eval.parquet        only writes what is there
 """
 
@@ -39,7 +40,10 @@ def add_eval(commands: Commands) -> None:
         "--model", "--models", dest="models", metavar="NAME,...", default="",
         help="probe, probe:qwen3, probe:qwen3:SEED, smollm2, one of `closecall models`, a hub id or a directory",
     )  # fmt: skip
-    parser.add_argument("--tasks", "--task", metavar="NAME,...", default="", help="with options: niah-multikey:keys=4")
+    parser.add_argument(
+        "--tasks", "--task", metavar="NAME,...", default="",
+        help="with options: niah-multikey:keys=4; lm-eval:NAME for one of the installed lm-eval's",
+    )  # fmt: skip
     parser.add_argument("--contexts", "--context", metavar="N,...", default="8k", help="k for 1024 (%(default)s)")
     parser.add_argument(
         "--policies", metavar="NAME,...", default="dense,topk,quest,router,router-on-quest", help="(%(default)s)"
@@ -85,15 +89,16 @@ def run(args: argparse.Namespace) -> None:
 
 def show(panel: Any, store: Any, models: list[str], summary: Any) -> None:
     """The tables of what the panel asked for, of all that the store may hold."""
+    from ..integrations.load import own_name
+
     wanted = {(str(spec), budget) for spec, budget in panel.variants}
     names = {fingerprint: facts["name"] for fingerprint, facts in store.models().items()}
     for model in models:
-        for context in panel.contexts:
-            for task in panel.tasks:
-                where = {"model": model, "task": task, "context": context, "seed": panel.seed}
-                for group in summary.groups(store, variants=wanted, n=panel.n, **where):
-                    for table in summary.tables(group, names[model]):
-                        print(table.text() + "\n")
+        for task, context in panel.places:
+            where = {"model": model, "task": task, "context": context, "seed": panel.seed}
+            for group in summary.groups(store, variants=wanted, n=panel.n, **where):
+                for table in summary.tables(group, own_name(names[model])):
+                    print(table.text() + "\n")
 
 
 def read(args: argparse.Namespace) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol
 
+from ..integrations.lm_eval import is_lm_eval
 from ..policy import Policy, unknown
 from .matched import matched
 from .panel import Job, Spec
@@ -58,29 +59,39 @@ class Worker:
 
     def _task(self, name: str) -> Any:
         from .. import tasks
+        from .harness import Harness, LmEval
 
         if name not in self._tasks:
-            self._tasks[name] = tasks.get(name)
+            self._tasks[name] = Harness(LmEval.parse(name), self.subject) if is_lm_eval(name) else tasks.get(name)
         return self._tasks[name]
+
+    def _examples(self, job: Job) -> Iterator[Any]:
+        task, loaded = self._task(job.task), self.subject.loaded
+        if is_lm_eval(job.task):
+            return iter(task.examples(job.seed))
+        return iter(task.examples(loaded.tokenizer, job.context, 2**31, job.seed, wrap=loaded.prompt))
+
+    def _measure(self, job: Job, example: Any, policy: Policy) -> Run:
+        from .measure import measure
+
+        task = self._task(job.task)
+        if is_lm_eval(job.task):
+            found: Run = task.measure(example, policy)
+            return found
+        return measure(self.subject, task, example, policy)
 
     def example(self, job: Job) -> Any:
         """The job's example; None past the end of a task that has fewer. Only the last one made is held."""
         key = (job.task, job.context, job.seed)
         stream, at, last = self._open.get(key, (None, job.number + 1, None))
         if stream is None or at > job.number:
-            loaded = self.subject.loaded
-            stream, at = (
-                self._task(job.task).examples(loaded.tokenizer, job.context, 2**31, job.seed, wrap=loaded.prompt),
-                -1,
-            )
+            stream, at = self._examples(job), -1
         while at < job.number:
             last, at = next(stream, None), at + 1
         self._open[key] = (stream, at, last)
         return last
 
     def work(self, job: Job) -> Iterator[Result]:
-        from .measure import measure
-
         example = self.example(job)
         if example is None:
             return
@@ -94,7 +105,7 @@ class Worker:
             if key in done:
                 yield Result(job, spec, budget, key, None)
                 continue
-            run = measure(self.subject, self._task(job.task), example, chosen)
+            run = self._measure(job, example, chosen)
             done[key] = (run.effective_budget, run.prompt_tokens)
             yield Result(job, spec, budget, key, run)
 

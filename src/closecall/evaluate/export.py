@@ -32,11 +32,12 @@ WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt
 REAL = (
     "score", "asked_triggered", "hit", "hit_union", "effective_budget", "kept_fraction", "wall", "prefill_seconds",
 )  # fmt: skip
-YES_NO = ("correct", "choice_correct")
+YES_NO = ("correct", "choice_correct", "unformatted")
 COLUMNS = (
     "model_name", "model", "task", "context", "seed", "number", "question", "policy", "budget", "score", "correct",
-    "output", "choice", "choice_correct", "asked_triggered", "hit", "hit_union", "effective_budget", "kept_fraction",
-    "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json", "example", "key", "layers", "warnings",
+    "output", "choice", "choice_correct", "unformatted", "asked_triggered", "hit", "hit_union", "effective_budget",
+    "kept_fraction", "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json", "example", "key", "layers",
+    "warnings",
 )  # fmt: skip
 
 

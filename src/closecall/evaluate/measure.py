@@ -6,8 +6,6 @@ stands in the prompt are scored in the prefill itself, all of an example's in on
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..geometry import plan
-from ..integrations.load import INCIDENTAL, LoadedModel, load_model
+from ..integrations.load import LoadedModel, fingerprint, load_model, without_bars
 from ..integrations.transformers import attach
 from ..policy import Policy, unknown
 from ..selection import Selection
 from ..tasks.example import Example, Task, answer_tokens, encode_example, gold_blocks
-from ..tasks.scoring import choice_tokens, choose
+from ..tasks.scoring import choice_in, choice_tokens, choose
 from .store import Run
 
 
@@ -37,7 +35,7 @@ class Subject:
     def open(cls, name: str, *, dtype: str | None = None) -> Subject:
         """By the name of a probe (`probe`, `probe:qwen3`, `probe:qwen3:2` for its seed 2), or as `load_model` takes."""
         loaded = _probe(name) if name.split(":")[0] == "probe" else load_model(name, dtype=dtype)
-        return cls(loaded, fingerprint(loaded.model))
+        return cls(loaded, fingerprint(loaded.model, whole=True))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -46,7 +44,6 @@ class Subject:
 
 def _probe(name: str) -> LoadedModel:
     from .. import probes
-    from ..integrations.load import fingerprint as short
 
     _, kind, seed = ([*name.split(":"), "", ""])[:3]
     kind, seed = kind or "qwen2", seed or "0"
@@ -54,25 +51,15 @@ def _probe(name: str) -> LoadedModel:
         raise ValueError(f"a probe is written probe:NAME or probe:NAME:SEED, got {name!r}")
     if kind not in probes.names():
         raise unknown("probe", kind, probes.names())
-    model, tokenizer = probes.load(kind, seed=int(seed))
+    with without_bars():
+        model, tokenizer = probes.load(kind, seed=int(seed))
     label = f"closecall's {kind}-shaped probe, seed {seed}"
     ready: Any = model
-    return LoadedModel(name, label, ready.eval().requires_grad_(False), tokenizer, None, short(model))
-
-
-def fingerprint(model: Any) -> str:
-    """sha256 of the configuration and of all weights, wherever they were loaded from."""
-    config = {key: value for key, value in model.config.to_dict().items() if key not in INCIDENTAL}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for key, value in sorted(model.state_dict().items()):
-        digest.update(f"{key} {tuple(value.shape)} {value.dtype}".encode())
-        if not value.is_meta:  # meta: offloaded, its values are not here
-            digest.update(memoryview(value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()))
-    return digest.hexdigest()
+    return LoadedModel(name, label, ready.eval().requires_grad_(False), tokenizer, None, fingerprint(model))
 
 
 @dataclass
-class _Sums:
+class Sums:
     """One layer's selection, counted."""
 
     kept: int
@@ -100,7 +87,7 @@ class Watch:
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         self.asked = asked
-        self.layers: dict[int, _Sums] = {}
+        self.layers: dict[int, Sums] = {}
 
     def see(self, layer: int, selection: Selection) -> None:
         geometry, heads = selection.geometry, selection.counts.shape[1]
@@ -108,7 +95,7 @@ class Watch:
             raise ValueError(f"layer {layer} did not make one selection for the whole prompt: evaluate one by one")
         fired = selection.triggered[0].float().mean(0)  # [T]: share of heads, all or none for tile-wise triggers
         tiles = [a.row // geometry.tile for a in self.asked]
-        self.layers[layer] = _Sums(
+        self.layers[layer] = Sums(
             kept=int(selection.counts.sum()),
             visible=int(geometry.visible.sum()) * heads,
             tiles=geometry.n_tiles * heads,
@@ -130,11 +117,11 @@ def _held(kept: Tensor, blocks: list[int]) -> list[float]:
     return [float(x) for x in found]
 
 
-def _everything(tokens: int, policy: Policy, heads: int, asked: Sequence[Asked]) -> _Sums:
+def everything(tokens: int, policy: Policy, heads: int, asked: Sequence[Asked]) -> Sums:
     """Of a layer that left nothing out, and so made no selection."""
     geometry = plan(1, tokens, tokens, policy.block, policy.tile)
     visible = int(geometry.visible.sum()) * heads
-    return _Sums(
+    return Sums(
         kept=visible,
         visible=visible,
         tiles=geometry.n_tiles * heads,
@@ -166,7 +153,7 @@ def measure(subject: Subject, task: Task, example: Example, policy: Policy) -> R
         handle.watch(watch.see)
         answered = _answer(loaded, example, encoded.ids, forced)
         indices = list(handle.stats())
-        layers = [watch.layers.get(i) or _everything(tokens, policy, 1, asked) for i in indices]
+        layers = [watch.layers.get(i) or everything(tokens, policy, 1, asked) for i in indices]
         notes = list(handle.notes)
     wall = time.perf_counter() - start
     answers = [
@@ -180,17 +167,17 @@ def measure(subject: Subject, task: Task, example: Example, policy: Policy) -> R
         score=sum(a["score"] for a in answers) / len(answers),
         correct=sum(a["correct"] for a in answers),
         questions=len(answers),
-        effective_budget=_mean([s.kept / s.tiles for s in layers]),
-        kept_fraction=_mean([s.kept / s.visible for s in layers]),
+        effective_budget=mean([s.kept / s.tiles for s in layers]),
+        kept_fraction=mean([s.kept / s.visible for s in layers]),
         prompt_tokens=tokens,
         wall=wall,
         answers=answers,
-        layers={"prefill_seconds": round(answered.prefill_seconds, 4)} | _by_layer(indices, layers),
+        layers={"prefill_seconds": round(answered.prefill_seconds, 4)} | by_layer(indices, layers),
         warnings=notes + _too_long(loaded, tokens, example),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
@@ -198,7 +185,7 @@ def _too_long(loaded: LoadedModel, tokens: int, example: Example) -> list[str]:
     generated = example.max_new_tokens if any(q.at is None for q in example.questions) else 0
     if loaded.context is None or tokens + generated <= loaded.context:
         return []
-    return [f"{tokens + generated} tokens are more than the {loaded.context} that {loaded.name} was trained for"]
+    return [f"{tokens + generated} tokens are more than the {loaded.context} that {loaded.own_name} was trained for"]
 
 
 @dataclass(frozen=True)
@@ -263,22 +250,23 @@ def _judge(
     found: dict[str, Any] = {"score": round(score, 6), "correct": score >= 1, "output": output}
     if example.choices and question.at is None:
         found |= {"choice": answered.choice, "choice_correct": task.score(example, question, answered.choice) >= 1}
-    found["asked_triggered"] = round(_mean(triggered), 4)
+        found["unformatted"] = choice_in(output, example.choices) is None
+    found["asked_triggered"] = round(mean(triggered), 4)
     flat = [block for layer in hits for span in layer for block in span]
     if flat:
-        found |= {"hit": round(_mean(flat), 4), "hit_union": round(_mean([float(x > 0) for x in flat]), 4)}
+        found |= {"hit": round(mean(flat), 4), "hit_union": round(mean([float(x > 0) for x in flat]), 4)}
     return found
 
 
-def _by_layer(indices: list[int], layers: list[_Sums]) -> dict[str, Any]:
+def by_layer(indices: list[int], layers: list[Sums]) -> dict[str, Any]:
     """What was measured layer by layer; over questions where they differ. Null where there is nothing to divide by."""
 
-    def gold(layer: _Sums, read: Any) -> float | None:
+    def gold(layer: Sums, read: Any) -> float | None:
         found = [read(x) for question in layer.hits for span in question for x in span]
-        return round(_mean(found), 4) if found else None
+        return round(mean(found), 4) if found else None
 
-    def hop(layer: _Sums, k: int) -> float:
-        return round(_mean([float(x > 0) for spans in layer.hits if len(spans) > k for x in spans[k]]), 4)
+    def hop(layer: Sums, k: int) -> float:
+        return round(mean([float(x > 0) for spans in layer.hits if len(spans) > k for x in spans[k]]), 4)
 
     hops = max((len(spans) for spans in layers[0].hits), default=0)
     found: dict[str, Any] = {
@@ -287,7 +275,7 @@ def _by_layer(indices: list[int], layers: list[_Sums]) -> dict[str, Any]:
         "kept_fraction": [round(s.kept / s.visible, 6) for s in layers],
         "trigger_rate": [round(s.triggered / s.cut, 6) if s.cut else None for s in layers],
         "last_triggered": [round(s.last_triggered, 4) for s in layers],
-        "asked_triggered": [round(_mean(s.asked_triggered), 4) for s in layers],
+        "asked_triggered": [round(mean(s.asked_triggered), 4) for s in layers],
         "hit": [gold(s, float) for s in layers],
         "hit_union": [gold(s, lambda x: float(x > 0)) for s in layers],
     }

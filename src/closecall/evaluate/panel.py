@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..policy import OVERRIDES, PRESETS, Policy, policy, unknown
+from ..integrations.lm_eval import is_lm_eval
+from ..policy import OVERRIDES, Policy, parts_of, policy, unknown
 from ..rules import TopK
 
 CONTROLS = {
@@ -32,11 +33,10 @@ class Spec:
     def parse(cls, text: str) -> Spec:
         named, _, options = text.strip().partition(":")
         preset, _, control = named.partition("/")
-        if preset not in PRESETS:
-            raise unknown("policy", preset, PRESETS)
+        _, rule = parts_of(preset)
         if control and control not in CONTROLS:
             raise unknown(f"control of {preset!r}", control, CONTROLS)
-        if control and not PRESETS[preset][1] == "router":
+        if control and rule != "router":
             raise ValueError(f"{text!r}: only a router has controls, {preset} has no tiles to trigger")
         found = {}
         for option in filter(None, options.split(",")):
@@ -57,6 +57,20 @@ class Spec:
     def __str__(self) -> str:
         options = ",".join(f"{key}={value}" for key, value in self.overrides)
         return self.preset + (f"/{self.control}" if self.control else "") + (f":{options}" if options else "")
+
+    @property
+    def scorer(self) -> str | None:
+        return dict(self.overrides).get("scorer", parts_of(self.preset)[0])
+
+    @property
+    def router(self) -> bool:
+        """Whether it is a router, or the control of one."""
+        return parts_of(self.preset)[1] == "router"
+
+    @property
+    def triggers(self) -> bool:
+        """Whether some tiles get more than others."""
+        return self.router and self.control != "matched"
 
     @property
     def has_budget(self) -> bool:
@@ -113,7 +127,7 @@ def with_controls(specs: list[Spec]) -> list[Spec]:
     found: list[Spec] = []
     for spec in specs:
         found.append(spec)
-        if PRESETS[spec.preset][1] == "router" and not spec.control:
+        if spec.router and not spec.control:
             given = dict(spec.overrides)
             found += [
                 Spec(spec.preset, c, spec.overrides) for c in CONTROLS if c == "matched" or "trigger" not in given
@@ -165,13 +179,18 @@ class Panel:
         found = (note for spec, budget in self.variants if spec.has_budget for note in spec.notes(budget))
         return list(dict.fromkeys(found))
 
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Every task at every context; those of lm-eval once, at 0: their documents have their own lengths."""
+        ours = [(task, context) for context in self.contexts for task in self.tasks if not is_lm_eval(task)]
+        return ours + [(task, 0) for task in self.tasks if is_lm_eval(task)]
+
     def jobs(self) -> list[Job]:
         """Example by example, so that a run stopped anywhere has every cell filled about equally."""
         return [
             Job(task, context, self.seed, number, tuple(self.variants))
             for number in range(self.n)
-            for context in self.contexts
-            for task in self.tasks
+            for task, context in self.places
         ]
 
 

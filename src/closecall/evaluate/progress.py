@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TextIO
 
 from .executors import Result
@@ -27,9 +27,9 @@ class Progress:
         self.out = out or sys.stderr
         self.model = model
         self.jobs = jobs
-        self.total = panel.n * len(panel.contexts) * len(panel.tasks) * len(panel.variants)
-        self.contexts = panel.contexts
-        self.per_context = self.total // len(panel.contexts)
+        places = Counter(context for _, context in panel.places)
+        self.per_context = {context: tasks * panel.n * len(panel.variants) for context, tasks in places.items()}
+        self.total = sum(self.per_context.values())
         self.done: dict[int, int] = defaultdict(int)  # by context
         self.seconds: dict[int, list[float]] = defaultdict(list)
         self.right: dict[str, list[float]] = defaultdict(list)
@@ -52,8 +52,9 @@ class Progress:
         means = {c: sum(s) / len(s) for c, s in self.seconds.items() if s}
         if not means:
             return None
-        per_token = sum(m / c for c, m in means.items()) / len(means)
-        rest = ((c, self.per_context - self.done[c]) for c in self.contexts)
+        rates = [m / c for c, m in means.items() if c]  # documents of their own lengths tell nothing of others
+        per_token = sum(rates) / len(rates) if rates else 0.0
+        rest = ((c, runs - self.done[c]) for c, runs in self.per_context.items())
         return sum(n * means.get(c, c * per_token) for c, n in rest) / self.jobs
 
     def line(self) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..bench.interrupt import interruptible
+from ..integrations.lm_eval import is_lm_eval
+from ..integrations.load import own_name
 from . import executors
 from .panel import Job, Panel
 from .progress import Progress
@@ -27,6 +29,8 @@ def run(
     panel = canonical(panel)
     for note in panel.notes:
         say(f"warning: {note}")
+    for task in filter(is_lm_eval, panel.tasks):
+        say(f"{task}: its documents have their own lengths, so --contexts does not apply to it")
     fingerprints = []
     for name in panel.models:
         workers = executors.start(executor, name, panel.dtype, jobs=jobs, address=address)
@@ -39,19 +43,29 @@ def run(
 
 def canonical(panel: Panel) -> Panel:
     """With every task's name as the task itself writes it. Unknown ones are found before a model is loaded."""
+    return dataclasses.replace(panel, tasks=tuple(dict.fromkeys(map(_canonical, panel.tasks))))
+
+
+def _canonical(name: str) -> str:
     from .. import tasks
 
-    return dataclasses.replace(panel, tasks=tuple(dict.fromkeys(str(tasks.get(name)) for name in panel.tasks)))
+    if not is_lm_eval(name):
+        return str(tasks.get(name))
+    from .harness import LmEval
+
+    asked = LmEval.parse(name)
+    asked.find()
+    return str(asked)
 
 
 def run_model(panel: Panel, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Log = log) -> str:
     model = workers.identity()
     store.add_model(model.fingerprint, model.name, model.facts)
-    trained = model.facts.get("context")
-    for context in panel.contexts:
+    name, trained = own_name(model.name), model.facts.get("context")
+    for context in dict.fromkeys(context for _, context in panel.places):
         if trained is not None and context > trained:
-            say(f"warning: {model.name} was trained for {trained} tokens: at {context} it may fail whatever the policy")
-    progress = Progress(panel, model.name, jobs=jobs)
+            say(f"warning: {name} was trained for {trained} tokens: at {context} it may fail whatever the policy")
+    progress = Progress(panel, name, jobs=jobs)
 
     def with_known() -> Iterator[Job]:
         for job in panel.jobs():

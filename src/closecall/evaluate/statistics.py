@@ -171,12 +171,17 @@ def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable], *, se
 
     Unlike McNemar's it does not take questions that share a context for independent. Exact for few contexts.
     """
-    from scipy.stats import permutation_test
-
     first, second = _floats(a, "a"), _floats(b, "b")
     if len(first) != len(second):
         raise ValueError(f"paired scores must be of the same questions, got {len(first)} and {len(second)}")
-    difference, _ = _by_cluster(first - second, clusters)
+    return sign_flips(_by_cluster(first - second, clusters)[0], seed=seed)
+
+
+def sign_flips(differences: ArrayLike, *, seed: int = 0) -> float:
+    """Two-sided p that the differences, one for each context, are as likely the other way round."""
+    from scipy.stats import permutation_test
+
+    difference = _floats(differences, "differences")
     difference = difference[difference != 0]  # a flip changes nothing there
     if len(difference) < 2:  # one context alone: flipped or not, it is as extreme
         return 1.0

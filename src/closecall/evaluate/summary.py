@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from ..bench.table import Column, Table
-from ..policy import PRESETS, Policy
+from ..policy import PRESETS, Policy, parts_of
+from ..tasks.longbench import LETTERS
+from ..tasks.scoring import choice_in
 from . import statistics
 from .matched import TOLERANCE
 from .panel import CONTROLS, Spec
@@ -37,6 +39,8 @@ class Line:
     asked_triggered: float
     hit: float | None
     hit_union: float | None
+    by_logits: Estimate | None  # of a multiple choice: the likeliest letter instead of the generated one
+    no_letter: float | None  # and the share of generated answers that settle on none: failures of form, not of reading
     wall: float
 
 
@@ -78,6 +82,11 @@ class Group:
     def correct(self, variant: Variant) -> list[int]:
         return [int(a["correct"]) for row in self.rows[variant] for a in row.run.answers]
 
+    def letters(self, variant: Variant) -> list[int]:
+        """Of a multiple choice: whether the likeliest letter was the right one. Empty for other tasks."""
+        answers = [a for row in self.rows[variant] for a in row.run.answers]
+        return [int(a["choice_correct"]) for a in answers if "choice_correct" in a]
+
     def scores(self, variant: Variant) -> list[float]:
         return [a["score"] for row in self.rows[variant] for a in row.run.answers]
 
@@ -97,6 +106,7 @@ class Group:
             warnings.simplefilter("ignore")  # of budgets that decide nothing: told when they were run
             rule = Policy.from_json(runs[0].policy).rule
         correct = self.correct(variant)
+        letters = self.letters(variant)
         dense = ("dense", 0)
         return Line(
             *variant,
@@ -111,6 +121,8 @@ class Group:
             asked_triggered=_mean([a["asked_triggered"] for a in answers]),
             hit=_some([a.get("hit") for a in answers]),
             hit_union=_some([a.get("hit_union") for a in answers]),
+            by_logits=statistics.wilson(letters) if letters else None,
+            no_letter=_mean([_unformatted(a) for a in answers]) if letters else None,
             wall=_mean([run.wall for run in runs]),
         )
 
@@ -127,7 +139,7 @@ class Group:
 
     def _routers(self) -> list[tuple[Spec, int]]:
         specs = [(Spec.parse(policy), budget) for policy, budget in self.rows]
-        return [(s, b) for s, b in specs if PRESETS[s.preset][1] == "router" and not s.control]
+        return [(s, b) for s, b in specs if s.router and not s.control]
 
     def _pairs(self) -> list[tuple[Variant, Variant]]:
         pairs = []
@@ -151,16 +163,28 @@ class Group:
         return found
 
 
+def where(task: str, context: int) -> str:
+    """A task and its context; 0 is the context of documents that have their own lengths."""
+    return f"{task} at {context} tokens" if context else f"{task}, documents of their own lengths,"
+
+
 def label(variant: Variant) -> str:
     return f"{variant[0]}@{variant[1]}" if variant[1] else variant[0]
 
 
 def plain(spec: Spec) -> Spec | None:
-    """Top-k on the router's scorer, on the same grid; None where no preset is that."""
-    scorer = PRESETS[spec.preset][0]
-    name = next((n for n, parts in PRESETS.items() if parts == (scorer, "topk")), None)
+    """Top-k on the router's scorer, on the same grid; None for `auto`, whose scorer hangs on the model."""
+    scorer, _ = parts_of(spec.preset)
+    if scorer == "auto":
+        return None
+    name = next((n for n, parts in PRESETS.items() if parts == (scorer, "topk")), f"topk-on-{scorer}")
     kept = tuple((k, v) for k, v in spec.overrides if k not in ("q", "rho", "trigger", "threshold", "seed"))
-    return Spec(name, "", kept) if name else None
+    return Spec(name, "", kept)
+
+
+def topk(spec: Spec) -> Spec:
+    """The paper's top-k on the same grid."""
+    return Spec("topk", "", tuple((k, v) for k, v in spec.overrides if k in ("block", "tile", "sinks", "tile_factor")))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -171,6 +195,12 @@ def _some(values: Sequence[float | None]) -> float | None:
     """The mean of those that are numbers."""
     there = [v for v in values if v is not None]
     return _mean(there) if there else None
+
+
+def _unformatted(answer: dict[str, Any]) -> bool:
+    """Whether a multiple choice was answered without a letter. Runs stored before that was recorded say it in words."""
+    known: bool | None = answer.get("unformatted")
+    return choice_in(answer["output"], LETTERS) is None if known is None else known
 
 
 def groups(
@@ -201,7 +231,8 @@ def _group(model: str, task: str, context: int, variants: dict[Variant, dict[str
 
 def _order(variant: Variant) -> tuple[int, int, str]:
     preset = variant[0].partition(":")[0].partition("/")[0]
-    return variant[1], list(PRESETS).index(preset), variant[0]
+    known = list(PRESETS)
+    return variant[1], known.index(preset) if preset in known else len(known), variant[0]
 
 
 def tables(group: Group, name: str) -> list[Table]:
@@ -209,12 +240,13 @@ def tables(group: Group, name: str) -> list[Table]:
     if not group.rows:
         return []
     first = group.rows[next(iter(group.rows))]
-    title = f"{group.task} at {group.context} tokens on {name}: {len(first)} examples, {len(group.clusters)} questions"
+    title = f"{where(group.task, group.context)} on {name}: {len(first)} examples, {len(group.clusters)} questions"
     notes = [f"Warning: {w}" for w in group.warnings]
     if group.left_out:
         notes.append(f"{group.left_out} examples are left out, because some policy has not run them yet.")
-    lines = Table(title, _LINE, [vars(line) for line in group.lines()], (*_NOTES, *notes))
-    found = [lines]
+    lines = group.lines()
+    about = (*_NOTES, _LETTERS) if any(line.by_logits for line in lines) else _NOTES
+    found = [Table(title, _LINE, [vars(line) for line in lines], (*about, *notes))]
     comparisons = group.comparisons()
     if comparisons:
         found.append(Table("Between policies", _COMPARISON, [vars(c) for c in comparisons], _TESTS))
@@ -237,6 +269,8 @@ _LINE = (
     Column("kept", lambda r: r["kept_fraction"], ".0%"),
     Column("accuracy", lambda r: str(r["accuracy"])),
     Column("score", lambda r: str(r["score"])),
+    Column("by logits", lambda r: r["by_logits"] and str(r["by_logits"])),
+    Column("no letter", lambda r: r["no_letter"], ".0%"),
     Column("paired", lambda r: r["paired"] and r["paired"].recall, ".2f"),
     Column("n_dc", lambda r: r["paired"] and r["paired"].n_dc),
     Column("triggered", lambda r: r["trigger_rate"] if _triggers(r) else None, ".0%"),
@@ -251,6 +285,7 @@ _NOTES = (
     "triggered: share of tiles that could be; asked tile: of those that hold a question;",
     "hit: gold blocks kept, over heads and layers; union: kept by any head of a layer.",
 )
+_LETTERS = "by logits: accuracy of the likeliest letter; no letter: generated answers that settle on none."
 _COMPARISON = (
     Column("policy", lambda r: r["a"], left=True),
     Column("against", lambda r: r["b"], left=True),
@@ -277,5 +312,4 @@ _LIFT = ("budget: uniform top-k that keeps as much as the router did, over top-k
 
 
 def _triggers(row: dict[str, Any]) -> bool:
-    spec = Spec.parse(row["policy"])
-    return PRESETS[spec.preset][1] == "router" and spec.control != "matched"
+    return Spec.parse(row["policy"]).triggers

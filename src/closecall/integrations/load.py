@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +50,10 @@ class LoadedModel:
     revision: str | None = None
 
     @property
+    def own_name(self) -> str:
+        return own_name(self.name)
+
+    @property
     def context(self) -> int | None:
         """How many tokens it was trained to read, as far as we know."""
         if self.entry is not None:
@@ -66,6 +72,30 @@ class LoadedModel:
         turns = [{"role": "user", "content": question}]
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
         return str(text) + (entry.choice_prefill if entry and multiple_choice else "")
+
+
+def own_name(name: str) -> str:
+    """A model's name; of a directory only its last part, which says as much and does not tell whose disk it was."""
+    return Path(name).name if "/" in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1) else name
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Loads without transformers' bar over a model's weights; the hub's bars, over long downloads, stay."""
+    transformers = _transformers()
+    hub: Any = importlib.import_module("huggingface_hub.utils")
+    bars: Any = transformers.utils.logging
+    shown, downloads = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    bars.disable_progress_bar()
+    if downloads:
+        hub.enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+        if not downloads:
+            hub.disable_progress_bars()
 
 
 def load_model(
@@ -88,9 +118,15 @@ def load_model(
     wanted = _dtype(dtype)
     place = _device(device)
     transformers = _transformers()
-    if name.lower() == "smollm2":
-        return _smollm2(transformers, wanted, place)
+    with without_bars():
+        if name.lower() == "smollm2":
+            return _smollm2(transformers, wanted, place)
+        return _named(transformers, name, wanted, place, trust_remote_code)
 
+
+def _named(
+    transformers: ModuleType, name: str, wanted: torch.dtype | None, place: torch.device, trust_remote_code: bool
+) -> LoadedModel:
     source, entry = _resolve(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     where: str | Path = source
@@ -118,17 +154,24 @@ def _ready(
     return LoadedModel(name, label, model, tokenizer, entry, fingerprint(model), revision)
 
 
-def fingerprint(model: Any) -> str:
-    """A short hash of the configuration and of a sample of every weight: where it was loaded from plays no part."""
+def fingerprint(model: Any, *, whole: bool = False) -> str:
+    """A hash of the configuration and the weights: where they were loaded from plays no part.
+
+    Of a sample of every weight, and short; with `whole`, of every byte, which takes seconds for a large model.
+    """
     config = {key: value for key, value in model.config.to_dict().items() if key not in INCIDENTAL}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for key, value in sorted(model.state_dict().items()):
         digest.update(f"{key} {tuple(value.shape)} {value.dtype}".encode())
-        if value.numel() and not value.is_meta:  # meta: offloaded, its values are not here
-            flat = value.detach().flatten()
+        if not value.numel() or value.is_meta:  # meta: offloaded, its values are not here
+            continue
+        flat = value.detach().flatten()
+        if whole:
+            digest.update(memoryview(flat.contiguous().cpu().view(torch.uint8).numpy()))
+        else:
             sample = flat[:: max(1, flat.numel() // SAMPLES)]
             digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
-    return digest.hexdigest()[:12]
+    return digest.hexdigest() if whole else digest.hexdigest()[:12]
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:

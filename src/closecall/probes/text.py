@@ -13,12 +13,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from .words import ARROW, ASK, END, FILLER, IDS, KEYS, SPANS, START, VALUES, VOCABULARY
 
+# Where questions stand: each on its own at the end of a prompt, all in a row at its end, or anywhere behind their
+# entries. Those in a row begin APART tokens from each other, with filler between them: each has a tile of queries to
+# itself, and does not have to share that tile's blocks with the others.
+Where = Literal["end", "row", "scattered"]
+
+APART = 64
 ENTRY = 4  # tokens of an entry: key -> target .
 QUESTION = 3  # tokens of a question without its answer: ask key ->
 
@@ -77,8 +83,8 @@ class Question:
 class Passage:
     """A text of probes' words with questions about it.
 
-    Scattered questions stand in `ids`, answers included. Questions at the end do not: each is asked on its own after
-    the same haystack, and `prompt` puts the two together.
+    Scattered questions, and those in a row, stand in `ids`, answers included. Questions at the end do not: each is
+    asked on its own after the same haystack, and `prompt` puts the two together.
     """
 
     ids: np.ndarray
@@ -115,7 +121,7 @@ def needles(
     n_keys: int = 24,
     *,
     n_questions: int = 1,
-    where: Literal["end", "scattered"] = "end",
+    where: Where = "end",
     active: int | None = None,
 ) -> Passage:
     """`n_keys` entries `key -> value .` in filler, and questions about some of them."""
@@ -129,7 +135,7 @@ def pointer_chase(
     *,
     n_chains: int = 6,
     n_questions: int = 1,
-    where: Literal["end", "scattered"] = "end",
+    where: Where = "end",
     active: int | None = None,
 ) -> Passage:
     """`n_chains` chains of `hops` pointers and a value each, all entries shuffled into filler; most only distract."""
@@ -142,21 +148,20 @@ def passage(
     chains: Sequence[int],
     *,
     n_questions: int,
-    where: Literal["end", "scattered"] = "end",
+    where: Where = "end",
     active: int | None = None,
 ) -> Passage:
     """A passage with one chain of so many pointers per element of `chains`; the first `n_questions` chains are asked.
 
-    `length` is exact: with questions at the end, of every prompt; with scattered ones, of the whole passage. `active`
-    limits keys and values to the first so many of the vocabulary, for easy beginnings. The same `rng` state gives the
-    same passage.
+    `length` is exact: with questions at the end, of every prompt; with others, of the whole passage, answers included.
+    `active` limits keys and values to the first so many of the vocabulary, for easy beginnings. The same `rng` state
+    gives the same passage.
     """
     n_entries = _check(length, chains, n_questions, where, active)
     room = length - 1 - ENTRY * n_entries
-    if where == "scattered":
-        room -= sum(_question_tokens(hops) for hops in chains[:n_questions])
-    else:
-        room -= QUESTION
+    asking = [_question_tokens(hops) for hops in chains[:n_questions]]
+    between = [max(0, APART - n) for n in asking[:-1]] if where == "row" else []
+    room -= QUESTION if where == "end" else sum(asking) + sum(between)
     if room < 0:
         raise ValueError(
             f"length {length} is too short for {n_entries} entries and {n_questions} questions: at least "
@@ -180,12 +185,16 @@ def passage(
         sentences += [[a, IDS[ARROW], b, IDS[END]] for a, b in itertools.pairwise(visited)]
         when += rng.random(hops + 1).tolist()
     asked_in: list[int] = []
-    if where == "scattered":
+    if where != "end":
         for visited, entries in zip(chain_tokens[:n_questions], chain_sentences, strict=False):
-            last = max(when[i] for i in entries)
             asked_in.append(len(sentences))
             sentences.append([IDS[ASK], *_arrows(visited), IDS[END]])
-            when.append(last + (1 - last) * rng.random())
+            last = max(when[i] for i in entries)
+            when.append(last + (1 - last) * rng.random() if where == "scattered" else 1.0)  # all else comes before 1
+            if len(asked_in) <= len(between):
+                gap = _filler(rng, between[len(asked_in) - 1])
+                sentences += gap
+                when += [1.0] * len(gap)  # sorted as they are appended
 
     order = np.argsort(np.array(when), kind="stable")
     sizes = np.array([len(s) for s in sentences])
@@ -195,7 +204,7 @@ def passage(
 
     questions = []
     for number, (visited, entries) in enumerate(zip(chain_tokens[:n_questions], chain_sentences, strict=False)):
-        begin = int(starts[asked_in[number]]) if where == "scattered" else len(ids)
+        begin = len(ids) if where == "end" else int(starts[asked_in[number]])
         spans = tuple((int(starts[i]), int(starts[i]) + ENTRY) for i in entries)
         key, value = VOCABULARY[visited[0]], VOCABULARY[visited[-1]]
         questions.append(Question(key, value, begin + QUESTION, tuple(_arrows(visited[1:])), spans))
@@ -204,8 +213,8 @@ def passage(
 
 def _check(length: int, chains: Sequence[int], n_questions: int, where: str, active: int | None) -> int:
     """Refuses what cannot be built, and says how many entries there are to be."""
-    if where not in ("end", "scattered"):
-        raise ValueError(f"where must be 'end' or 'scattered', got {where!r}")
+    if where not in get_args(Where):
+        raise ValueError(f"where must be 'end', 'row' or 'scattered', got {where!r}")
     if any(hops < 0 for hops in chains):
         raise ValueError(f"a chain has 0 pointers or more, got {min(chains)}")
     if not 1 <= n_questions <= len(chains):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..bench.inputs import size
 from ..bench.table import Column, Table
-from ..policy import PRESETS
+from ..evaluate.panel import Spec
 from . import paper, tables
 from .experiments import CHASE, FIVE, NEEDLE, QS, THRESHOLDS, V1, V2, K
 from .gather import Finding, Setting
@@ -27,7 +27,7 @@ def _ours(policy: str, finding: Finding | None, **more: Any) -> Row:
 def _policy_columns(title: str = "policy") -> tuple[Column, ...]:
     return (
         Column(title, lambda r: r["policy"], left=True),
-        Column("scorer", lambda r: PRESETS[r["policy"].partition(":")[0].partition("/")[0]][0], left=True),
+        Column("scorer", lambda r: Spec.parse(r["policy"]).scorer, left=True),
         Column("budget (tile budget)", lambda r: r["it"] and r["it"].budget_text, left=True),
         Column("effective budget", lambda r: r["it"] and r["it"].line.effective_budget, ".1f"),
     )
@@ -71,7 +71,7 @@ def longbench_v2(outcome: Outcome) -> list[Table]:
         *_policy_columns(),
         _accuracy(),
         Column("ours: by logits", lambda r: r["it"] and estimate(r["it"].by_logits)),
-        Column("ours: no letter", lambda r: r["it"] and r["it"].no_letter, ".0%"),
+        Column("ours: no letter", lambda r: r["it"] and r["it"].line.no_letter, ".0%"),
         *_papers("paper"),
     )
     accuracy = Table(f"Accuracy ({paper.LONGBENCH_V2_WHERE})", columns, rows, notes)

@@ -19,8 +19,9 @@ STORE = Path("out/eval.db")
 REPORT = """\
 Prints and writes what a store of results says: accuracy over the measured effective budget, paired recall with
 exact tests, how much of a router's lift is budget and how much selectivity, gold blocks kept by layer, and how
-often the tile with the question was triggered. Leaves report.md, report.html (one file, plots inside), and every
-plot as PNG and SVG. What is missing or unbalanced is said, not hidden.
+often the tile with the question was triggered. Leaves report.md, report.html (one file, plots inside), panel.md
+(who beats whom, over all tasks, contexts and budgets), and every plot as PNG and SVG. What is missing or unbalanced
+is said, not hidden.
 """
 REPRODUCE = """\
 Runs one of the paper's tables or ablations for a model, and prints our figures beside the paper's. Without a NAME
@@ -52,10 +53,11 @@ def add_report(commands: Commands) -> None:
         from ..evaluate.store import Store
         from .compose import page
         from .gather import gather
+        from .standings import markdown
 
         with Store(args.store, create=False) as store:
             found = gather(store, models=None if args.models is None else each("--model", args.models, str))
-        _finish(page(found), args.out, "report")
+        _finish(page(found), args.out, "report", panel=markdown(found))
 
     parser.set_defaults(run=run)
 
@@ -127,8 +129,12 @@ def _scale(text: str | None) -> Fraction | None:
         raise ValueError(f"--scale takes a number like 4 or 2.5, got {text!r}") from None
 
 
-def _finish(page: Page, out: Path, stem: str) -> None:
+def _finish(page: Page, out: Path, stem: str, *, panel: str = "") -> None:
     print(page.text(), end="")
     if page.sections:
         written = page.write(out, stem)
-        print(f"written: {' '.join(map(str, written[:2]))} and {len(written) - 2} pictures in {out}", file=sys.stderr)
+        pages, pictures = written[:2], len(written) - 2
+        if panel:
+            pages.append(out / "panel.md")
+            pages[-1].write_text(panel)
+        print(f"written: {' '.join(map(str, pages))} and {pictures} pictures in {out}", file=sys.stderr)

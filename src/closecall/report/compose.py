@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..bench.table import Table
-from . import beside, figures, tables
+from . import beside, figures, standings, tables
 from .gather import Gathered, Setting
 from .page import Page, Section
 from .reproduce import Outcome
@@ -38,7 +38,8 @@ def page(gathered: Gathered) -> Page:
     title = f"closecall report: {gathered.source}"
     if not gathered.settings:
         return Page(title, gathered.notes, ())
-    sections: list[Section] = []
+    found = standings.tables(gathered) if len(gathered.settings) > 1 else []
+    sections = [Section("Who beats whom", tables=found)] if found else []
     pictures: dict[str, Figure] = {}
     captions: dict[str, str] = {}
     for model in gathered.models:

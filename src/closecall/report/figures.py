@@ -7,11 +7,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..bench.inputs import size
 from ..bench.plot import GRID, INK, QUIET
 from ..evaluate.panel import Spec
 from ..evaluate.statistics import Estimate
-from .gather import DENSE, Finding, Setting
+from .gather import DENSE, Finding, Setting, place
 from .style import BUDGET, COLOURS, SELECTIVITY, Look, looks
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ LEFT, RIGHT, BELOW = 0.75, 0.3, 0.6
 LINE = 1.55 / 72  # inches of height for a point of type
 
 
-def _frame(
+def frame(
     title: str, subtitle: str, down: int, across: int, legend: Sequence[Any] = (), *, panel: tuple[float, float] = PANEL
 ) -> tuple[Figure, Any]:
     """A figure with its head, a legend under it, and a grid of panels."""
@@ -55,7 +54,7 @@ def _frame(
     return figure, grid
 
 
-def _plain(axes: Axes, title: str) -> None:
+def plain(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=9.5, color=INK, fontweight="bold")
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -64,13 +63,13 @@ def _plain(axes: Axes, title: str) -> None:
         side.set_visible(False)
 
 
-def _shares(axes: Axes) -> None:
+def shares(axes: Axes) -> None:
     """A vertical axis from 0 to 1, with room for markers at both ends."""
     axes.set_ylim(-0.04, 1.04)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
 
 
-def _handle(look: Look, **changes: Any) -> Any:
+def handle(look: Look, **changes: Any) -> Any:
     from matplotlib.lines import Line2D
 
     style: dict[str, Any] = {
@@ -94,7 +93,7 @@ def _panels(
 ) -> Figure:
     """A panel for each setting: tasks down, contexts across."""
     tasks, contexts = _grid_of(settings)
-    figure, grid = _frame(title, subtitle, len(tasks), len(contexts), legend)
+    figure, grid = frame(title, subtitle, len(tasks), len(contexts), legend)
     for i, task in enumerate(tasks):
         for j, context in enumerate(contexts):
             axes = grid[i][j]
@@ -103,7 +102,7 @@ def _panels(
                 axes.set_visible(False)
                 continue
             sample = f"n {mine.questions}" if mine.findings else "nothing to compare"
-            _plain(axes, f"{task}, {size(context)} ({sample})")
+            plain(axes, f"{place(mine)} ({sample})")
             if mine.findings:
                 draw(axes, mine)
             axes.set_xlabel(labels[0], color=QUIET, fontsize=8.5)
@@ -144,14 +143,14 @@ def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
         if found and max(found) > 6 * min(found):
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        _shares(axes)
+        shares(axes)
 
     legend = [
-        _handle(look, marker="", linewidth=1.2) if spec.preset == "dense" else _handle(look)
+        handle(look, marker="", linewidth=1.2) if spec.preset == "dense" else handle(look)
         for spec, look in styles.items()
     ]
     subtitle = (
-        f"{_tile_budgets(settings)}; horizontally the effective budget as measured, blocks kept a tile\n"
+        f"{_tile_budgets(_findings(settings))}; horizontally the effective budget as measured, blocks kept a tile\n"
         "bars, and dense's band: 95% intervals (Wilson's; over contexts where questions share them)"
     )
     return _panels(
@@ -164,8 +163,12 @@ def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
     )
 
 
-def _tile_budgets(settings: Sequence[Setting]) -> str:
-    texts = {f.line.budget: f.budget_text for s in settings for f in s.findings if f.line.tile_budget is not None}
+def _findings(settings: Sequence[Setting]) -> list[Finding]:
+    return [f for s in settings for f in s.findings]
+
+
+def _tile_budgets(findings: Sequence[Finding]) -> str:
+    texts = {f.line.budget: f.budget_text for f in findings if f.line.tile_budget is not None}
     listed = ", ".join(texts[b] for b in sorted(texts))
     return f"budget (tile budget): {listed}" if listed else "no budget: dense only"
 
@@ -180,10 +183,10 @@ def split(model: str, settings: Sequence[Setting]) -> Figure | None:
     legend = [
         Patch(color=BUDGET, label="budget: what any policy gets for as many blocks"),
         Patch(color=SELECTIVITY, label="selectivity: what choosing the tiles adds"),
-        _handle(Look("lift: the sum", INK, "D", False), linestyle=""),
+        handle(Look("lift: the sum", INK, "D", False), linestyle=""),
     ]
     panel = (6.6, 0.3 + 0.62 * len(rows))
-    figure, grid = _frame(
+    figure, grid = frame(
         f"Where the router's lift comes from: {model}",
         "mean score of the router minus top-k's on the same scorer at the same budget; lines: 95% over contexts",
         1, 1, legend, panel=panel,
@@ -192,12 +195,12 @@ def split(model: str, settings: Sequence[Setting]) -> Figure | None:
     width = figure.get_figwidth()
     figure.subplots_adjust(left=(LEFT + 2.2) / width, right=1 - RIGHT / width)
     axes = grid[0][0]
-    _plain(axes, "")
+    plain(axes, "")
     names = []
     for i, (setting, found) in enumerate(rows):
         finding = setting.find(found.policy, found.budget)
         assert finding is not None  # a split is of a policy that was run
-        names.append(f"{finding.label}\n{setting.task}, {size(setting.context)}")
+        names.append(f"{finding.label}\n{place(setting)}")
         for offset, part, colour in ((0.17, found.parts.budget, BUDGET), (-0.17, found.parts.selectivity, SELECTIVITY)):
             axes.barh(-i + offset, part.value, height=0.3, color=colour, zorder=2)
             _whisker(axes, part, -i + offset)
@@ -253,12 +256,12 @@ def _over_layers(
             _by_layer(axes, f, lines, styles[f.spec])
             _by_layer(axes, f, dotted, styles[f.spec], marker="", **thin)
         _layers(axes, setting)
-        _shares(axes)
+        shares(axes)
 
-    legend = [_handle(look) for look in styles.values()]
-    legend.append(_handle(Look(f"dotted: {dotted_label}", QUIET, "", False), **thin))
-    budgets = _tile_budgets_of([f for _, findings in shown.values() for f in findings])
-    subtitle = f"{subtitle}\neach panel at its smallest {budgets}"
+    legend = [handle(look) for look in styles.values()]
+    legend.append(handle(Look(f"dotted: {dotted_label}", QUIET, "", False), **thin))
+    budgets = _tile_budgets([f for _, findings in shown.values() for f in findings])
+    subtitle = f"{subtitle}\neach panel at its smallest budget; {budgets}"
     return _panels(title, subtitle, [s for s, _ in shown.values()], legend, draw, ("layer", y_label))
 
 
@@ -266,11 +269,6 @@ def _smallest(setting: Setting) -> list[Finding]:
     sparse = [f for f in setting.findings if f.line.budget]
     least = min((f.line.budget for f in sparse), default=0)
     return [f for f in sparse if f.line.budget == least] or list(setting.findings)
-
-
-def _tile_budgets_of(findings: Sequence[Finding]) -> str:
-    texts = {f.line.budget: f.budget_text for f in findings if f.line.tile_budget is not None}
-    return f"budget (tile budget): {', '.join(texts[b] for b in sorted(texts))}" if texts else "budget"
 
 
 def _by_layer(axes: Axes, finding: Finding, what: str, look: Look, **changes: Any) -> None:
@@ -307,12 +305,13 @@ def pareto(model: str, settings: Sequence[Setting]) -> Figure:
             )  # fmt: skip
         axes.axvline(1, color=INK, linewidth=1, zorder=2)
         axes.set_xlim(left=0)
-        _shares(axes)
+        shares(axes)
 
-    legend = [_handle(look, linestyle="") for look in styles.values()]
+    legend = [handle(look, linestyle="") for look in styles.values()]
     return _panels(
         f"Speed and accuracy: {model}",
-        f"prefill time over dense's, median over examples, measured in the same run; {_tile_budgets(settings)}",
+        "prefill time over dense's, median over examples, measured in the same run; "
+        + _tile_budgets(_findings(settings)),
         settings, legend, draw, ("prefill time, as a part of dense's", "accuracy"),
     )  # fmt: skip
 

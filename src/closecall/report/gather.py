@@ -10,16 +10,17 @@ import statistics as plain_statistics
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from ..bench.inputs import size
 from ..evaluate import statistics, summary
 from ..evaluate.matched import TOLERANCE
 from ..evaluate.panel import CONTROLS, Spec
 from ..evaluate.statistics import Comparison, Estimate
 from ..evaluate.store import SEMANTICS, Row, Store
 from ..evaluate.summary import Group, Line, Split, Variant
-from ..policy import PRESETS, unknown
+from ..integrations.load import own_name
+from ..policy import unknown
 
 DENSE: Variant = ("dense", 0)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
@@ -40,7 +41,6 @@ class Finding:
     prefill_seconds: float
     prefill_vs_dense: float | None
     by_logits: Estimate | None
-    no_letter: float | None
 
     @property
     def variant(self) -> Variant:
@@ -48,11 +48,11 @@ class Finding:
 
     @property
     def scorer(self) -> str | None:
-        return PRESETS[self.spec.preset][0]
+        return self.spec.scorer
 
     @property
     def triggers(self) -> bool:
-        return PRESETS[self.spec.preset][1] == "router" and self.spec.control != "matched"
+        return self.spec.triggers
 
     @property
     def budget_text(self) -> str:
@@ -83,6 +83,7 @@ class Setting:
     tests: list[tuple[Variant, Variant, Comparison]]
     splits: list[Split]
     notes: list[str]
+    gaps: dict[tuple[Variant, Variant], dict[str, float]]  # of each test, by example: how much more the first scored
 
     @property
     def examples(self) -> int:
@@ -153,7 +154,7 @@ def _chosen(known: dict[str, str], asked: Collection[str] | None) -> set[str]:
         return set(known)
     found = set()
     for name in asked:
-        here = {f for f, n in known.items() if name in (n, short(n)) or (len(name) >= 8 and f.startswith(name))}
+        here = {f for f, n in known.items() if name in (n, own_name(n)) or (len(name) >= 8 and f.startswith(name))}
         if not here:
             raise (
                 unknown("model in the store", name, set(known.values()))
@@ -164,14 +165,9 @@ def _chosen(known: dict[str, str], asked: Collection[str] | None) -> set[str]:
     return found
 
 
-def short(name: str) -> str:
-    """A model's name; of a directory only its last part, which says as much and does not tell whose disk it was."""
-    return Path(name).name if "/" in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1) else name
-
-
 def _names(known: dict[str, str]) -> dict[str, str]:
     """Names to show. Different weights of the same name are told apart by their fingerprints."""
-    plain = {fingerprint: short(name) for fingerprint, name in known.items()}
+    plain = {fingerprint: own_name(name) for fingerprint, name in known.items()}
     shown = list(plain.values())
     return {f: name if shown.count(name) == 1 else f"{name} {f[:8]}" for f, name in plain.items()}
 
@@ -216,20 +212,27 @@ def _setting(
         )
     if not group.rows:
         notes.append("No example was run by all policies, so there is nothing to compare.")
-        return Setting(model, fingerprint, public(task), context, False, [], [], [], notes)
+        return Setting(model, fingerprint, public(task), context, False, [], [], [], notes, {})
     findings = [_finding(group, line) for line in group.lines()]
     splits = group.splits()
     full = str(store.models()[fingerprint]["name"])
-    notes += [note.replace(full, short(full)) for note in _remarks(group, findings, splits)]
+    notes += [note.replace(full, own_name(full)) for note in _remarks(group, findings, splits)]
+    tests = _tests(group)
+    gaps = {(a, b): _gaps(group, a, b) for a, b, _ in tests}
     # The rows themselves are not kept: they hold every layer of every run, and a store may have a hundred thousand.
-    return Setting(model, fingerprint, public(task), context, group.shared, findings, _tests(group), splits, notes)
+    return Setting(model, fingerprint, public(task), context, group.shared, findings, tests, splits, notes, gaps)
 
 
 def public(task: str) -> str:
     """The task's name without where its data lies."""
     name, _, options = task.partition(":")
-    kept = [option for option in options.split(",") if option and not option.startswith("data=")]
+    kept = [option for option in options.split(",") if option and not option.startswith(("data=", "include="))]
     return f"{name}:{','.join(kept)}" if kept else name
+
+
+def place(setting: Setting) -> str:
+    """Task and context, in short; lm-eval's documents have their own lengths, and no context."""
+    return f"{setting.task}, {size(setting.context)}" if setting.context else setting.task
 
 
 def _finding(group: Group, line: Line) -> Finding:
@@ -237,8 +240,7 @@ def _finding(group: Group, line: Line) -> Finding:
     rows = group.rows[variant]
     correct = group.correct(variant)
     dense = group.correct(DENSE) if DENSE in group.rows else None
-    answers = [a for row in rows for a in row.run.answers]
-    letters = [a["choice_correct"] for a in answers if "choice_correct" in a]
+    letters = group.letters(variant)
     return Finding(
         spec=Spec.parse(line.policy),
         line=line,
@@ -250,13 +252,20 @@ def _finding(group: Group, line: Line) -> Finding:
         prefill_seconds=plain_statistics.median(_prefills(rows)),
         prefill_vs_dense=_vs_dense(group, variant),
         by_logits=_share(letters, group.clusters, group.shared) if letters else None,
-        no_letter=_no_letter(answers) if letters else None,
     )
 
 
 def _share(correct: Sequence[int], clusters: Sequence[int], shared: bool) -> Estimate:
-    """With Wilson's interval; where questions share contexts, with one over contexts."""
-    return statistics.clustered(correct, clusters) if shared else statistics.wilson(correct)
+    """With Wilson's interval; where questions share contexts, with one over contexts.
+
+    All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
+    """
+    if not shared:
+        return statistics.wilson(correct)
+    if len(set(correct)) == 1:
+        whole = statistics.wilson([correct[0]] * len(set(clusters)))
+        return replace(whole, n=len(correct))
+    return statistics.clustered(correct, clusters)
 
 
 def _paired(dense: Sequence[int], correct: Sequence[int], group: Group) -> Estimate:
@@ -296,14 +305,6 @@ def _vs_dense(group: Group, variant: Variant) -> float | None:
     return plain_statistics.median(ratios) if ratios else None
 
 
-def _no_letter(answers: Sequence[dict[str, Any]]) -> float:
-    """The share of generated answers that settle on no letter: failures of form, not of attention."""
-    from ..tasks.longbench import LETTERS
-    from ..tasks.scoring import choice_in
-
-    return plain_statistics.fmean(choice_in(a["output"], LETTERS) is None for a in answers)
-
-
 def _alike(texts: Sequence[str]) -> list[str]:
     """Each kind of text once, where texts that differ in their numbers only are of one kind."""
     kinds: dict[str, list[str]] = {}
@@ -324,7 +325,7 @@ def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split])
     found += [
         f"{f.label}: no split of its lift, which needs top-k on its scorer and its matched control."
         for f in findings
-        if PRESETS[f.spec.preset][1] == "router" and not f.spec.control and f.variant not in split
+        if f.spec.router and not f.spec.control and f.variant not in split
     ]
     found += [
         f"{s.policy}@{s.budget}: its matched control kept {s.worst_mismatch:.2%} more or less than it on the worst "
@@ -335,19 +336,35 @@ def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split])
     return found
 
 
+def rivals(spec: Spec) -> dict[str, str]:
+    """Whom a policy is tested against, by what they are to it: dense, top-k on the same grid, and for a router top-k on
+    its own scorer and its controls. Dense and the controls are not tested themselves."""
+    if spec.control or not spec.has_budget:
+        return {}
+    found = {"dense": "dense", "topk": str(summary.topk(spec))}
+    if spec.router:
+        same_scorer = summary.plain(spec)
+        found |= {"same scorer": str(same_scorer)} if same_scorer is not None else {}
+        found |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}
+    return found
+
+
 def _tests(group: Group) -> list[tuple[Variant, Variant, Comparison]]:
-    """Every policy against dense, top-k, top-k on its own scorer, and its controls: one family for Holm."""
+    """Every policy against its rivals, as far as they were run: one family for Holm."""
     pairs: list[tuple[Variant, Variant]] = []
     for policy, budget in group.rows:
-        spec = Spec.parse(policy)
-        if spec.control or (policy, budget) == DENSE:
-            continue
-        rivals: list[Variant] = [DENSE, ("topk", budget)]
-        if PRESETS[spec.preset][1] == "router":
-            same_scorer = summary.plain(spec)
-            rivals += [(str(same_scorer), budget)] if same_scorer is not None else []
-            rivals += [(str(replace(spec, control=control)), budget) for control in reversed(CONTROLS)]
-        pairs += [((policy, budget), r) for r in dict.fromkeys(rivals) if r in group.rows and r != (policy, budget)]
+        found = (DENSE if rival == "dense" else (rival, budget) for rival in rivals(Spec.parse(policy)).values())
+        pairs += [((policy, budget), r) for r in dict.fromkeys(found) if r in group.rows and r != (policy, budget)]
     if not pairs:
         return []
     return [(a, b, c) for (a, b), c in zip(pairs, group.comparisons(pairs), strict=True)]
+
+
+def _gaps(group: Group, a: Variant, b: Variant) -> dict[str, float]:
+    """By example, of the sum of its questions' scores."""
+    pairs = zip(group.rows[a], group.rows[b], strict=True)
+    return {x.run.example: _total(x) - _total(y) for x, y in pairs}
+
+
+def _total(row: Row) -> float:
+    return float(sum(answer["score"] for answer in row.run.answers))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 WIDTH = 120  # of lines in a terminal
+BROAD = 800  # pixels; a picture that is wider at its smallest readable size takes the page's whole width
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Page:
         for i, section in enumerate(self.sections):
             body.append(f'<h{section.level} id="s{i}">{say(section.title)}</h{section.level}>')
             body += [f'<p class="warning">{say(note)}</p>' for note in section.notes]
-            body += [self._picture(stem) for stem in section.figures if stem in self.figures]
+            pictures = [self._picture(stem) for stem in section.figures if stem in self.figures]
+            body += ['<div class="figures">', *pictures, "</div>"] if pictures else []
             body += [_table(table, section.level + 1) for table in section.tables]
         return _HTML.format(title=say(self.title), body="\n".join(body))
 
@@ -73,7 +75,9 @@ class Page:
         data = base64.b64encode(image(self.figures[stem], "svg")).decode()
         width = round(96 * self.figures[stem].get_size_inches()[0] * 0.8)
         caption = escaping.escape(self.captions[stem], quote=True)
-        return f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{caption}" style="width:{width}px"></figure>'
+        kind = ' class="broad"' if width > BROAD else ""
+        style = f"max-width:{round(1.4 * width)}px"
+        return f'<figure{kind}><img src="data:image/svg+xml;base64,{data}" alt="{caption}" style="{style}"></figure>'
 
     def write(self, out: Path, stem: str) -> list[Path]:
         """Leaves `STEM.md`, `STEM.html` and every picture as PNG and SVG in the directory."""
@@ -102,7 +106,7 @@ def image(figure: Figure, suffix: str) -> bytes:
 
 def _table(table: Table, level: int) -> str:
     say = escaping.escape
-    columns, lines = table._shown()
+    columns, lines = table.shown()
     sides = ["left" if c.left else "right" for c in columns]
     head = "".join(f'<th class="{side}">{say(c.title)}</th>' for c, side in zip(columns, sides, strict=True))
     body = [
@@ -125,7 +129,7 @@ _HTML = """<!DOCTYPE html>
 <style>
 :root {{ color-scheme: light; --ink: #111827; --quiet: #6b7280; --line: #e5e7eb; --warn: #92400e; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; }}
-body {{ max-width: 1400px; margin: 2rem auto; padding: 0 1.5rem; }}
+body {{ max-width: 1600px; margin: 2rem auto; padding: 0 1.5rem; }}
 h1 {{ font-size: 1.6rem; line-height: 1.25; margin: 0 0 .6rem; }}
 h2 {{ font-size: 1.3rem; margin: 3rem 0 .6rem; padding-top: .8rem; border-top: 2px solid var(--ink); }}
 h3 {{ font-size: 1.1rem; margin: 2.2rem 0 .6rem; }}
@@ -146,8 +150,10 @@ tbody tr:hover {{ background: #f9fafb; }}
 .right {{ text-align: right; }}
 .notes {{ color: var(--quiet); font-size: .8rem; margin: .4rem 0 0; max-width: 110ch; }}
 .notes p {{ margin: .1rem 0; }}
-figure {{ margin: 1.2rem 0; overflow-x: auto; }}
-img {{ max-width: 100%; height: auto; }}
+.figures {{ display: grid; gap: 1.2rem 2rem; margin: 1.2rem 0; align-items: start; }}
+figure {{ margin: 0; min-width: 0; }}
+img {{ width: 100%; height: auto; }}
+@media (min-width: 1100px) {{ .figures {{ grid-template-columns: 1fr 1fr; }} .broad {{ grid-column: 1 / -1; }} }}
 </style>
 </head>
 <body>

@@ -19,11 +19,12 @@ from ..evaluate.panel import Panel, Spec
 from ..evaluate.store import Store
 from ..integrations import panel as known_models
 from ..integrations.cache import UnavailableError
+from ..integrations.load import own_name
 from ..policy import policy, unknown
 from ..tasks.longbench import FromData
 from . import paper
 from .experiments import FOR_PROBES, Experiment, Part
-from .gather import Finding, Gathered, Setting, gather, public, short
+from .gather import Finding, Gathered, Setting, gather, public
 
 SCALES = {"probe": 4, "smollm2": 8}  # what the models that run on a laptop get without being asked
 LEAST = 3  # of a scaled budget: below it a tile is left with no choice beside the blocks it is forced to keep
@@ -89,12 +90,12 @@ class Plan:
     def title(self) -> str:
         e = self.experiment
         if self.scale == 1:
-            return f"Reproducing {e.where}: {e.name} on {short(self.model)}, at the paper's contexts and budgets"
+            return f"Reproducing {e.where}: {e.name} on {own_name(self.model)}, at the paper's contexts and budgets"
         contexts = [self.context(c) for p in self.parts for c in p.contexts]
         budgets = [self.budget(b) for p in self.parts for b in p.budgets]
         kept = f"budget {_range(budgets, str)} ({_range(map(_tile, budgets), str)} a tile)"
         scaled = f"SCALED to 1/{float(self.scale):g} of its contexts and budgets: {_range(contexts, size)}, {kept}"
-        return f"Reproducing {e.where}: {e.name} on {short(self.model)}, {scaled}"
+        return f"Reproducing {e.where}: {e.name} on {own_name(self.model)}, {scaled}"
 
     @property
     def lead(self) -> list[str]:

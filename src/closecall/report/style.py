@@ -17,6 +17,7 @@ COLOURS = {
     "router-on-quest": "#0072b2",
     "auto": "#cc79a7",
 }
+OTHERS = ("#7570b3", "#a6761d", "#66a61e", "#e7298a", "#1b9e77")  # of other compositions
 BUDGET, SELECTIVITY = "#999999", "#009e73"  # the parts of a router's lift
 MARKERS = {"": "o", "random": "^", "last": "v", "matched": "s"}
 VARIANTS = ("o", "D", "P", "X", "h", "p")  # a preset with different overrides
@@ -40,6 +41,11 @@ class Look:
         return "white" if self.control else self.colour
 
 
+def colour(preset: str) -> str:
+    """The same in every picture, also of a policy we have no colour for, which gets one by its name."""
+    return COLOURS.get(preset) or OTHERS[sum(map(ord, preset)) % len(OTHERS)]
+
+
 def _lighter(colour: str, share: float) -> str:
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(x + (255 - x) * share):02x}" for x in parts)
@@ -59,5 +65,5 @@ def looks(specs: Iterable[Spec]) -> dict[Spec, Look]:
         place, of = mine.index(spec.base), len(mine)
         share = 0.55 * (of - 1 - place) / (of - 1) if of > 1 else 0.0  # the last listed, the strongest setting, is full
         marker = MARKERS[spec.control] if spec.control or of == 1 else VARIANTS[place % len(VARIANTS)]
-        found[spec] = Look(str(spec), _lighter(COLOURS[spec.preset], share), marker, bool(spec.control))
+        found[spec] = Look(str(spec), _lighter(colour(spec.preset), share), marker, bool(spec.control))
     return found

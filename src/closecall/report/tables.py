@@ -11,9 +11,10 @@ from ..bench.table import NOTHING, Column, Table
 from ..evaluate.panel import CONTROLS
 from ..evaluate.statistics import Comparison, Estimate
 from ..evaluate.summary import Variant
-from .gather import DENSE, Finding, Setting
+from .gather import DENSE, Finding, Setting, rivals
 
-P_VALUES = "p-values: exact McNemar, two-sided; in brackets Holm-corrected over all tests of this setting."
+P_VALUES = "exact McNemar, two-sided"
+P_VALUES_SHARED = "by exchanging whole contexts, because questions share them"
 
 
 def p_text(p: float) -> str:
@@ -30,16 +31,29 @@ def estimate(value: Estimate | None, *, sign: bool = False) -> str | None:
     return f"{value.value:{spec}} [{value.low:{spec}}, {value.high:{spec}}]"
 
 
-def _p(test: Comparison | None) -> str | None:
-    return None if test is None else f"{p_text(test.mcnemar)} ({p_text(test.mcnemar_holm)})"
+def p_values(setting: Setting, test: Comparison) -> tuple[float, float]:
+    """Raw and Holm-corrected: McNemar's, or over contexts where questions share them."""
+    return (test.cluster, test.cluster_holm) if setting.shared else (test.mcnemar, test.mcnemar_holm)
 
 
-def _against(setting: Setting, finding: Finding, rival: Variant) -> str | None:
-    return _p(setting.test(finding.variant, rival))
+def _p(setting: Setting, finding: Finding, rival: str) -> str | None:
+    test = tested(setting, finding, rival)
+    if test is None:
+        return None
+    raw, holm = p_values(setting, test)
+    return f"{p_text(raw)} ({p_text(holm)})"
+
+
+def tested(setting: Setting, finding: Finding, rival: str) -> Comparison | None:
+    """The test of a finding against what `gather.rivals` calls by that name."""
+    name = rivals(finding.spec).get(rival)
+    if name is None:
+        return None
+    return setting.test(finding.variant, DENSE if name == "dense" else (name, finding.line.budget))
 
 
 def where(setting: Setting) -> str:
-    return f"{setting.task} at {size(setting.context)} tokens"
+    return f"{setting.task} at {size(setting.context)} tokens" if setting.context else setting.task
 
 
 def count(n: int, what: str) -> str:
@@ -62,34 +76,26 @@ def policies(setting: Setting) -> Table:
         Column("accuracy", lambda f: estimate(f["it"].accuracy)),
         Column("score", lambda f: estimate(f["it"].line.score) if setting.graded else None),
         Column("by logits", lambda f: estimate(f["it"].by_logits)),
-        Column("no letter", lambda f: f["it"].no_letter, ".0%"),
+        Column("no letter", lambda f: f["it"].line.no_letter, ".0%"),
         Column("n_dc", lambda f: f["it"].paired and f["it"].paired.n),
         Column("paired recall", lambda f: estimate(f["it"].paired)),
-        Column("p vs dense", lambda f: _against(setting, f["it"], DENSE)),
-        Column("p vs topk", lambda f: _against(setting, f["it"], ("topk", f["it"].line.budget))),
-        Column("p vs matched", lambda f: _matched(setting, f["it"])),
+        Column("p vs dense", lambda f: _p(setting, f["it"], "dense")),
+        Column("p vs topk", lambda f: _p(setting, f["it"], "topk")),
+        Column("p vs matched", lambda f: _p(setting, f["it"], "matched")),
     )
     interval = "over contexts (bootstrap), because questions share them" if setting.shared else "Wilson's"
     notes = [
         f"{sample(setting)}. Intervals: 95%, {interval}. paired recall: of the n_dc questions dense answers, the share "
         "the policy answers too.",
         "effective budget: blocks a tile kept, measured; kept: of the blocks it could see.",
-        P_VALUES,
+        f"p-values: {P_VALUES_SHARED if setting.shared else P_VALUES}; in brackets Holm-corrected over all tests of "
+        "this setting.",
     ]
     if setting.graded:
         notes.append("score: the mean score; accuracy: the share of questions with full score.")
     if any(f.by_logits for f in setting.findings):
         notes.append("by logits: the likeliest letter as the next token; no letter: answers that settle on none.")
     return Table("Accuracy and paired recall", columns, _rows(setting.findings), notes)
-
-
-def _matched(setting: Setting, finding: Finding) -> str | None:
-    rival = next((f for f in setting.findings if f.spec.control == "matched" and _controls(f, finding)), None)
-    return _against(setting, finding, rival.variant) if rival else None
-
-
-def _controls(control: Finding, finding: Finding) -> bool:
-    return control.spec.base == finding.spec and control.line.budget == finding.line.budget
 
 
 def _rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:

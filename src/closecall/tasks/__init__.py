@@ -51,7 +51,10 @@ def get(name: str, **options: Any) -> BaseTask:
     """
     plain, _, written = name.partition(":")
     if plain == "lm-eval":
-        raise ValueError(f"{name!r} is run by lm-eval itself: see closecall.integrations.lm_eval")
+        raise ValueError(
+            f"{name!r} is answered and scored by lm-eval itself: `closecall eval --tasks {name}`, or "
+            f"closecall.integrations.lm_eval in Python"
+        )
     for piece in filter(None, written.split(",")):
         key, equals, value = piece.partition("=")
         if not equals or not value:

@@ -35,7 +35,8 @@ class BaseTask(Component):
     def written(self, *, without: str = "") -> str:
         """Name and options, the task's own before those it shares with others."""
         fields = {f.name: f for f in dataclasses.fields(self)}
-        order = (fields[name] for cls in type(self).__mro__ for name in inspect.get_annotations(cls) if name in fields)
+        named = dict.fromkeys(name for cls in type(self).__mro__ for name in inspect.get_annotations(cls))
+        order = (fields[name] for name in named if name in fields)
         given = ((f.name, getattr(self, f.name)) for f in order if getattr(self, f.name) != f.default)
         options = ",".join(f"{name}={_text(value)}" for name, value in given if name != without)
         return f"{self.name}:{options}" if options else self.name

@@ -11,7 +11,7 @@ import random
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..probes import text
 from ..probes.words import IDS, VOCABULARY
@@ -23,14 +23,12 @@ from .scoring import same_words
 if TYPE_CHECKING:
     import numpy as np
 
-Where = Literal["end", "scattered"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Generated):
     @property
     @abstractmethod
-    def where(self) -> Where: ...
+    def where(self) -> text.Where: ...
 
     @property
     @abstractmethod
@@ -43,7 +41,7 @@ class Probe(Generated):
     @property
     def forced(self) -> bool:
         """Whether answers stand in the prompt."""
-        return self.where == "scattered"
+        return self.where != "end"
 
     def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
         _check_words(room.tokenizer)
@@ -76,23 +74,29 @@ class Probe(Generated):
 @TASKS.register("probe-needle")
 @dataclass(frozen=True, kw_only=True)
 class ProbeNeedle(Probe):
-    """`keys` needles in filler, one of them asked for at the end."""
+    """`keys` needles in filler, one of them asked for at the end and its value generated.
+
+    With more `questions` than one, so many are asked for in a row at the end, one in every 64 tokens, teacher-forced.
+    """
 
     keys: int = 24
+    questions: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, keys=1)
+        check_least(self, keys=1, questions=1)
+        if self.questions > self.keys:
+            raise ValueError(f"{self.questions} questions need as many keys, and there are {self.keys}: give more keys")
 
     @property
-    def where(self) -> Where:
-        return "end"
+    def where(self) -> text.Where:
+        return "end" if self.questions == 1 else "row"
 
     @property
     def answer_tokens(self) -> int:
         return 2
 
     def passage(self, chance: np.random.Generator, length: int) -> text.Passage:
-        return text.needles(chance, length, self.keys)
+        return text.needles(chance, length, self.keys, n_questions=self.questions, where=self.where)
 
 
 @TASKS.register("probe-scattered")
@@ -102,17 +106,9 @@ class ProbeScattered(ProbeNeedle):
 
     questions: int = 8
 
-    def __post_init__(self) -> None:
-        check_least(self, keys=1, questions=1)
-        if self.questions > self.keys:
-            raise ValueError(f"{self.questions} questions need as many keys, and there are {self.keys}: give more keys")
-
     @property
-    def where(self) -> Where:
+    def where(self) -> text.Where:
         return "scattered"
-
-    def passage(self, chance: np.random.Generator, length: int) -> text.Passage:
-        return text.needles(chance, length, self.keys, n_questions=self.questions, where="scattered")
 
 
 @TASKS.register("probe-chase")
@@ -120,8 +116,8 @@ class ProbeScattered(ProbeNeedle):
 class ProbeChase(Probe):
     """`chains` pointer chases of `hops` hops. The answer is the whole way, so that each word of it is one look-up.
 
-    At the end one chain is asked for, teacher-forced or, with `generate`, generated; `scattered` asks for `questions`
-    of them in the middle.
+    At the end `questions` of them are asked for in a row, one in every 64 tokens, teacher-forced; with `scattered`,
+    along the way. One at the end can also be generated: `generate`.
     """
 
     hops: int = 3
@@ -134,16 +130,21 @@ class ProbeChase(Probe):
         check_least(self, hops=1, chains=1, questions=1)
         if self.questions > self.chains:
             raise ValueError(f"{self.questions} questions need as many chains, and there are {self.chains}: give more")
-        if self.questions > 1 and not self.scattered:
-            raise ValueError("more than one question at the end of a prompt cannot be: say scattered=yes")
         if self.generate and self.scattered:
             raise ValueError(
                 "scattered answers stand in the prompt and cannot be generated: drop one of the two options"
             )
+        if self.generate and self.questions > 1:
+            raise ValueError(
+                f"the answers of {self.questions} questions stand in the prompt and cannot be generated: "
+                f"ask one question, or drop generate"
+            )
 
     @property
-    def where(self) -> Where:
-        return "scattered" if self.scattered else "end"
+    def where(self) -> text.Where:
+        if self.scattered:
+            return "scattered"
+        return "end" if self.questions == 1 else "row"
 
     @property
     def forced(self) -> bool:

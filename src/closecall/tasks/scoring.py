@@ -67,9 +67,8 @@ def choice_tokens(tokenizer: Any, choices: Sequence[str]) -> list[list[int]]:
     """For each choice, the tokens that can stand for it at the head of an answer: bare, after a blank, in brackets."""
     forms = []
     for letter in choices:
-        last = (
-            tokenizer(text, add_special_tokens=False)["input_ids"][-1] for text in (letter, f" {letter}", f"({letter}")
-        )
+        read = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (letter, f" {letter}", f"({letter}"))
+        last = (tokens[-1] for tokens in read if tokens)  # a tokenizer may drop what it does not know
         alone = {token for token in last if tokenizer.decode([token]).strip() == letter}
         if not alone:
             raise ValueError(
