@@ -1,0 +1,1 @@
+"""Selectors against each other at equal measured budget: answers, captured layers, and what choosing costs."""

@@ -1,0 +1,301 @@
+"""The ring: policies on the same examples, held against each other only where they spent the same.
+
+Answers come from the evaluation's store and captured layers from `quality`. In both, a pair is fair if on no example
+the measured budgets of the two are further apart than half a percent; other pairs are shown, and left out of the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..evaluate import runner, statistics, summary
+from ..evaluate.matched import TOLERANCE
+from ..evaluate.panel import Job, Panel, Spec
+from ..evaluate.statistics import Comparison, Estimate
+from ..evaluate.store import Store
+from ..evaluate.summary import Group, Variant
+from .parts import belongs, check_part, numbers
+from .quality import Row
+
+LEVEL = 0.05  # Holm-corrected: below it a difference is called one
+
+
+@dataclass(frozen=True)
+class RingPanel(Panel):
+    """A panel on one part of the examples: `n` of them, those with the part's numbers."""
+
+    part: str = "choose"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_part(self.part)
+
+    def jobs(self) -> list[Job]:
+        return [
+            Job(task, context, self.seed, number, tuple(self.variants))
+            for number in numbers(self.part, self.n)
+            for task, context in self.places
+        ]
+
+
+def entrants(policies: Sequence[Spec], against: Sequence[Spec]) -> list[Spec]:
+    """All that has to run: every router brings the control that spends as much as it did."""
+    listed = [*policies, *against]
+    listed += [dataclasses.replace(s, control="matched") for s in listed if s.router and not s.control]
+    return list(dict.fromkeys(listed))
+
+
+@dataclass(frozen=True)
+class Duel:
+    """One policy against another at one budget. `mismatch`: how far apart their budgets are on the worst example."""
+
+    policy: str
+    against: str
+    budget: int
+    mismatch: float
+    comparison: Comparison | None  # None where the budgets were not the same
+
+    @property
+    def verdict(self) -> str:
+        found = self.comparison
+        if found is None:
+            return f"budget off by {self.mismatch:.1%}"
+        if found.cluster_holm >= LEVEL:
+            return "no difference shown"
+        return "better" if found.difference.value > 0 else "worse"
+
+
+Pair = tuple[str, str, int]  # policy, against, budget
+
+
+def pairs(variants: Sequence[Variant], against: Sequence[str]) -> list[Pair]:
+    """Every policy against every baseline at the same budget, and every router against its matched control."""
+    there = set(variants)
+    found = [
+        (policy, rival, budget)
+        for policy, budget in variants
+        for rival in against
+        if budget and rival != policy and (rival, budget) in there
+    ]
+    for policy, budget in variants:
+        spec = Spec.parse(policy)
+        rival = str(dataclasses.replace(spec, control="matched"))
+        if spec.router and not spec.control and (rival, budget) in there:
+            found.append((policy, rival, budget))
+    return list(dict.fromkeys(found))
+
+
+def mismatch(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    """The largest relative distance of two rows of budgets."""
+    return max(abs(a - b) / b for a, b in zip(mine, theirs, strict=True))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a panel's policies answered, task by task and context by context, on one part of the examples."""
+
+    groups: list[Group]
+    names: dict[str, str]  # of models, by fingerprint
+    against: list[str]
+
+    @cached_property
+    def duels(self) -> list[list[Duel]]:
+        """Of every group by itself."""
+        return [duels([group], self.against) for group in self.groups]
+
+    @cached_property
+    def overall(self) -> list[Duel]:
+        """Over all tasks and contexts, for each model; empty where there is only one."""
+        if len(self.groups) < 2:
+            return []
+        return duels(self.groups, self.against)
+
+
+def answers(panel: RingPanel, store: Store, against: Sequence[Spec], *, jobs: int = 1) -> Answers:
+    """Runs what the store does not have yet, and reads the panel's part of it."""
+    panel_run = runner.canonical(panel)
+    models = runner.run(panel_run, store, jobs=jobs)
+    wanted = {(str(spec), budget) for spec, budget in panel_run.variants}
+    last = numbers(panel.part, panel.n)[-1]
+    found: list[Group] = []
+    for model in models:
+        for task, context in panel_run.places:
+            where = {"model": model, "task": task, "context": context, "seed": panel.seed}
+            groups = summary.groups(store, variants=wanted, n=last + 1, **where)
+            found += [_part_of(group, panel.part) for group in groups]
+    names = {fingerprint: str(facts["name"]) for fingerprint, facts in store.models().items()}
+    return Answers([g for g in found if g.rows], names, [str(s) for s in against])
+
+
+def _part_of(group: Group, part: str) -> Group:
+    rows = {v: [row for row in listed if belongs(row.cell.number, part)] for v, listed in group.rows.items()}
+    return dataclasses.replace(group, rows={v: listed for v, listed in rows.items() if listed}, left_out=0)
+
+
+def duels(groups: Sequence[Group], against: Sequence[str]) -> list[Duel]:
+    """All pairs on all these groups as one family of tests; contexts are drawn and flipped whole."""
+    common = [v for v in groups[0].rows if all(v in g.rows for g in groups)]
+    listed = pairs(common, against)
+    off = {(a, b, k): max(mismatch(_budgets(g, (a, k)), _budgets(g, (b, k))) for g in groups) for a, b, k in listed}
+    fair = [p for p in listed if off[p] <= TOLERANCE]
+    used = {(name, budget) for a, b, budget in fair for name in (a, b)}
+    clusters: list[Hashable] = [(i, c) for i, g in enumerate(groups) for c in g.clusters]
+    tested = statistics.compare(
+        {summary.label(v): [x for g in groups for x in g.correct(v)] for v in used},
+        [(summary.label((a, k)), summary.label((b, k))) for a, b, k in fair],
+        clusters,
+        scores={summary.label(v): [x for g in groups for x in g.scores(v)] for v in used},
+    )
+    results = dict(zip(fair, tested, strict=True))
+    return [Duel(*p, mismatch=off[p], comparison=results.get(p)) for p in listed]
+
+
+def _budgets(group: Group, variant: Variant) -> list[float]:
+    return [row.run.effective_budget for row in group.rows[variant]]
+
+
+# -- captured layers ---------------------------------------------------------------------------------------------------
+
+MEASURES: dict[str, Callable[[Row], float | None]] = {
+    "mass": lambda row: row.quality.mass,
+    "error": lambda row: row.quality.error,
+    "hit": lambda row: row.quality.hit,
+    "union": lambda row: row.quality.union,
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One policy at one budget on captured layers: means over rows of what was found."""
+
+    policy: str
+    budget: int
+    effective_budget: float
+    mass: float | None
+    error: float | None
+    hit: float | None
+    union: float | None
+
+
+@dataclass(frozen=True)
+class Bout:
+    """One policy against another on captured prompts, by output error and by gold hits.
+
+    wins, losses: prompts with the smaller and with the larger error; p: sign flips of whole prompts, Holm-corrected.
+    """
+
+    policy: str
+    against: str
+    budget: int
+    mismatch: float
+    fair: bool
+    error: Estimate  # the difference of mean errors over layers: negative is better
+    wins: int
+    losses: int
+    p: float
+    hit: float | None  # the difference of mean hits: positive is better
+    p_hit: float | None
+
+    @property
+    def verdict(self) -> str:
+        if not self.fair:
+            return f"budget off by {self.mismatch:.1%}"
+        if self.p >= LEVEL:
+            return "no difference shown"
+        return "better" if self.error.value < 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What was found on captured layers, and the questions that can be asked of it."""
+
+    rows: list[Row]
+    against: list[str]
+    _by: dict[Variant, list[Row]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by: dict[Variant, list[Row]] = {}
+        for row in self.rows:
+            by.setdefault((row.policy, row.budget), []).append(row)
+        object.__setattr__(self, "_by", by)
+
+    @property
+    def tasks(self) -> list[str]:
+        return sorted({row.task for row in self.rows})
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted({row.layer for row in self.rows})
+
+    @property
+    def prompts(self) -> int:
+        return len({row.prompt for row in self.rows})
+
+    def scores(self, *, task: str | None = None, layer: int | None = None) -> list[Score]:
+        """Of every policy and budget, over all prompts and layers or those of one task or layer."""
+        found = []
+        for (policy, budget), rows in self._by.items():
+            mine = [r for r in rows if task in (None, r.task) and layer in (None, r.layer)]
+            if mine:
+                budgets = [r.quality.effective_budget for r in mine]
+                means = {name: _mean([read(r) for r in mine]) for name, read in MEASURES.items()}
+                found.append(Score(policy, budget, sum(budgets) / len(budgets), **means))
+        return sorted(found, key=lambda s: s.budget)
+
+    @cached_property
+    def bouts(self) -> dict[str | None, list[Bout]]:
+        """Every policy against every baseline at the same budget: on each task, and under None on all prompts."""
+        return {task: self._bouts(task) for task in (None, *self.tasks)}
+
+    def _bouts(self, task: str | None) -> list[Bout]:
+        """One Holm family."""
+        by = {v: [r for r in rows if task in (None, r.task)] for v, rows in self._by.items()}
+        found = [_bout(p, by[p[0], p[2]], by[p[1], p[2]]) for p in pairs(list(by), self.against)]
+        fair = [b for b in found if b.fair]
+        errors = dict(zip(map(id, fair), statistics.holm([b.p for b in fair]), strict=True))
+        gold = [b for b in fair if b.p_hit is not None]
+        hits = dict(zip(map(id, gold), statistics.holm([b.p_hit for b in gold if b.p_hit is not None]), strict=True))
+        return [dataclasses.replace(b, p=errors.get(id(b), b.p), p_hit=hits.get(id(b), b.p_hit)) for b in found]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [x for x in values if x is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _per_prompt(rows: Sequence[Row], read: Callable[[Row], float | None]) -> dict[Hashable, float]:
+    """Means over layers."""
+    found: dict[Hashable, list[float]] = {}
+    for row in rows:
+        value = read(row)
+        if value is not None:
+            found.setdefault(row.prompt, []).append(value)
+    return {prompt: sum(values) / len(values) for prompt, values in found.items()}
+
+
+def _bout(pair: Pair, mine: Sequence[Row], theirs: Sequence[Row]) -> Bout:
+    budgets = [_per_prompt(rows, lambda r: r.quality.effective_budget) for rows in (mine, theirs)]
+    prompts = sorted(budgets[1], key=repr)
+    off = mismatch(*([b[p] for p in prompts] for b in budgets))
+    errors = [_per_prompt(rows, MEASURES["error"]) for rows in (mine, theirs)]
+    a, b = ([e[p] for p in prompts] for e in errors)
+    hits = [_per_prompt(rows, MEASURES["hit"]) for rows in (mine, theirs)]
+    asked = [p for p in prompts if p in hits[1]]
+    x, y = ([h[p] for p in asked] for h in hits)
+    return Bout(
+        *pair,
+        mismatch=off,
+        fair=off <= TOLERANCE,
+        error=statistics.clustered([p - q for p, q in zip(a, b, strict=True)], prompts),
+        wins=sum(p < q for p, q in zip(a, b, strict=True)),
+        losses=sum(p > q for p, q in zip(a, b, strict=True)),
+        p=statistics.cluster_test(a, b, prompts),
+        hit=sum(x) / len(x) - sum(y) / len(y) if asked else None,
+        p_hit=statistics.cluster_test(x, y, asked) if asked else None,
+    )
