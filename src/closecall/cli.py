@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .compare.cli import add_compare
 from .evaluate.cli import add_eval
 from .gpu.cli import add_gpu_model, add_gpu_report
 from .policy import unknown
+from .profile.cli import add_pareto, add_profile
 from .report.cli import add_report, add_reproduce
+from .theory.cli import add_calibrate, add_diagnose
 from .validate.cli import add_validate
 
 ABOUT = """\
@@ -28,7 +31,10 @@ start here:
   closecall bench attention --quick  two minutes: our speed against torch on this machine
   closecall get smollm2              a small real model to try things on, 93 MB
   closecall bench prefill            whole prompts through that model, dense and sparse
+  closecall compare --help           which selector wins at equal budget?
+  closecall profile --help           where does prefill time go, and where does sparse overtake dense?
   closecall eval --help              which policy keeps how many of dense's answers?
+  closecall diagnose --help          how sure are the cuts, and what do they cost?
   closecall reproduce                the paper's tables, for a model of yours
   closecall models                   models we know, and the policy recommended for each
   closecall validate --quick         is it right and fast on this device?
@@ -134,9 +140,14 @@ COMMANDS = (
     _models,
     _get,
     add_eval,
+    add_compare,
     add_report,
     add_reproduce,
     _bench,
+    add_profile,
+    add_pareto,
+    add_diagnose,
+    add_calibrate,
     add_validate,
     add_gpu_report,
     add_gpu_model,

@@ -6,18 +6,12 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ..integrations.layers import find_layers
 
 Function = Callable[..., Any]
-
-
-class Stopwatch:
-    """Seconds spent in attention since the watch was put on."""
-
-    seconds: float = 0.0
 
 
 def _names(module: Any) -> dict[str, Any]:
@@ -26,25 +20,26 @@ def _names(module: Any) -> dict[str, Any]:
     return found
 
 
-def _timed(function: Function | None, watched: frozenset[int], watch: Stopwatch) -> Function:
+def _wrapped(function: Function | None, watched: frozenset[int], around: Callable[[], Any]) -> Function:
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
-        result = (function or _names(module)["eager_attention_forward"])(module, *args, **kwargs)
-        if id(module) in watched:
-            watch.seconds += time.perf_counter() - begin
-        return result
+        chosen = function or _names(module)["eager_attention_forward"]
+        if id(module) not in watched:
+            return chosen(module, *args, **kwargs)
+        with around():
+            return chosen(module, *args, **kwargs)
 
     return functools.wraps(function)(call) if function else call
 
 
 @contextmanager
-def stopwatch(model: Any) -> Iterator[Stopwatch]:
-    """Times the attention function of the layers that `attach` would take over: full attention and no other.
+def around_attention(model: Any, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enters `around()` for every call of the attention function of the layers that `attach` would take over: full
+    attention and no other, whether the model is attached or not.
 
-    While the block runs, transformers' registry holds timed functions under the names the model uses.
+    While the block runs, transformers' registry holds wrapped functions under the names the model uses.
     """
     full = [layer.module for layer in find_layers(model) if layer.kind == "full"]
-    watch, watched = Stopwatch(), frozenset(map(id, full))
+    watched = frozenset(map(id, full))
     before: dict[tuple[int, str], tuple[Any, Function | None]] = {}
     try:
         for module in full:
@@ -52,11 +47,31 @@ def stopwatch(model: Any) -> Iterator[Stopwatch]:
             registry = _names(module)["ALL_ATTENTION_FUNCTIONS"]
             if (id(registry), name) not in before:
                 before[id(registry), name] = (registry, registry._local_mapping.get(name))
-                registry[name] = _timed(registry.get(name), watched, watch)
-        yield watch
+                registry[name] = _wrapped(registry.get(name), watched, around)
+        yield
     finally:
         for (_, name), (registry, function) in before.items():
             if function is None:
                 del registry[name]
             else:
                 registry[name] = function
+
+
+class Stopwatch:
+    """Seconds spent in attention since the watch was put on."""
+
+    seconds: float = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - begin
+
+
+@contextmanager
+def stopwatch(model: Any) -> Iterator[Stopwatch]:
+    """Times a model's full attention."""
+    watch = Stopwatch()
+    with around_attention(model, watch.running):
+        yield watch
