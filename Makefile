@@ -7,7 +7,7 @@ NATIVE := $(wildcard src/closecall/backends/native/*)
 ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
 SAY     = @printf '\n== %s\n'
 
-.PHONY: help demo test test-model lint bench fuzz sanitize wheel clean
+.PHONY: help demo test test-model lint bench bench-check fuzz sanitize wheel clean
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -21,7 +21,8 @@ demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small 
 	$(SAY) "What was picked on this machine"
 	$(BIN)/closecall info
 	$(SAY) "Answers: a small model that ships with closecall, 8K tokens, budget 4 (each tile keeps 8 of 128 blocks)"
-	$(BIN)/closecall eval --model probe --tasks probe-needle,probe-chase --contexts 8k --budgets 4 --n 24 --controls --store out/demo/eval.db
+	$(BIN)/closecall eval --model probe --tasks probe-needle:questions=8,probe-chase:questions=4 \
+	  --contexts 8k --budgets 4 --n 12 --controls --jobs 2 --store out/demo/eval.db
 	$(SAY) "Speed: selection + attention against torch SDPA and against our own kernel run dense"
 	$(BIN)/closecall bench attention --quick --contexts 8k,16k --out out/demo
 	@$(BIN)/closecall report --store out/demo/eval.db --out out/demo >/dev/null
@@ -41,12 +42,16 @@ bench: $(READY)  ## Every benchmark at full size: 4K to 128K, fp32 and bf16 (hou
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall bench prefill --model smollm2 --out out/bench
 
+bench-check: $(READY)  ## Has something become slower? A few ratios against benchmarks/check.json: two minutes, on a quiet machine
+	$(BIN)/python -m closecall.bench.check
+
 test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on first use, 93 MB)
 	$(BIN)/closecall get smollm2
 	$(BIN)/pytest -q tests/integrations/test_real_model.py
 
-fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds
-	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2
+DRAWN  := attention selection invariance nonfinite rules geometry policy certify
+fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time (an hour)
+	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/test_%.py) tests/selectors tests/theory tests/gpu/test_kernels.py
 
 sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	$(SAY) "Building the native code with sanitizers into build/sanitize"

@@ -32,14 +32,14 @@ def follow(entries: dict[str, str], key: str) -> list[str]:
     seed=st.integers(0, 2**32),
     extra=st.integers(0, 3000),
     chains=st.lists(st.integers(0, 4), min_size=1, max_size=40),
-    where=st.sampled_from(["end", "scattered"]),
+    where=st.sampled_from(["end", "row", "scattered"]),
     data=st.data(),
 )
 def test_passage_keeps_its_promises(
     seed: int, extra: int, chains: list[int], where: Where, data: st.DataObject
 ) -> None:
     asked = data.draw(st.integers(1, len(chains)))
-    length = 1 + sum(map(text.chain_cost, chains)) + extra
+    length = 1 + sum(map(text.chain_cost, chains)) + extra + (text.APART * (asked - 1) if where == "row" else 0)
     passage = text.passage(np.random.default_rng(seed), length, chains, n_questions=asked, where=where)
     entries = read(passage.text)
     assert len(entries) == sum(hops + 1 for hops in chains)

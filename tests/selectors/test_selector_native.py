@@ -1,0 +1,86 @@
+"""The native scorers and reductions against the reference, on calls of every shape, type and instruction-set tier."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from small_calls import call
+from test_selector_scores import AGGREGATES, bound, made, scored
+
+import closecall
+import oracle
+from closecall.backends import reference
+from closecall.geometry import plan
+from drawing import Case, over
+from engines import ENGINES, FLOATS, Engine
+
+NATIVE = [e for e in ENGINES if e.backend == "cpu"]
+PAIRS = [(name, a) for name in ("mean", "quest", "box", "outliers") for a in AGGREGATES]
+# What the kernels' power of two may add: its polynomial of degree 4, which bfloat16 products use, is off by 3e-6.
+EXPONENTIAL = 4e-6
+
+
+def ranked_scores(engine: Engine, case: Case, policy: closecall.Policy) -> torch.Tensor:
+    """`[B, H, T, n_blocks]`: the scores that the backend ranked, NaN for blocks it did not (forced, not visible)."""
+    q, k, _ = case.tensors()
+    geometry = plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments())
+    every = policy.replace(rule=closecall.RULES["topk"](budget=geometry.n_blocks))
+    ranked = engine.rank(q, k, every, geometry, case.used_scale)
+    found = torch.full((*ranked.order.shape[:3], geometry.n_blocks + 1), torch.nan)
+    return found.scatter_(-1, ranked.order.long(), ranked.scores)[..., :-1]
+
+
+@pytest.mark.parametrize("engine", NATIVE, ids=str)
+@pytest.mark.parametrize(("name", "aggregate"), PAIRS)
+def test_the_scores_of_the_reference(engine: Engine, name: str, aggregate: str) -> None:
+    @over(12, seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(FLOATS))
+    def check(seed: int, dtype: torch.dtype) -> None:
+        case = call(seed, dtype)
+        policy, _ = made(name, aggregate, case)
+        q, k, _ = case.tensors()
+        found, expected = ranked_scores(engine, case, policy), scored(case, policy, q, k)
+        ranked = ~found.isnan()
+        always, relative = bound(case, oracle.exact(q), oracle.exact(k), 2.0**-24)
+        off = (found - expected)[ranked].abs()
+        assert bool((off <= 2 * always + (2 * relative + EXPONENTIAL) * expected[ranked].abs() + EXPONENTIAL).all())
+        # Ranked are the visible blocks that are not forced, and no others.
+        geometry = plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments())
+        block = torch.arange(geometry.n_blocks)
+        free = (block < geometry.visible[..., None]) & ~geometry.forced_mask(case.sinks)
+        assert torch.equal(ranked, free[:, None].expand_as(ranked))
+
+    check()
+
+
+@pytest.mark.parametrize("engine", NATIVE, ids=str)
+@pytest.mark.parametrize("m", [0, 1, 2, 5])
+def test_equally_distant_keys_are_settled_as_in_the_reference(engine: Engine, m: int) -> None:
+    """Integers in blocks of 16: means and distances are exact, and many distances equal."""
+    generator = torch.Generator().manual_seed(m)
+    k = torch.randint(-1, 2, (1, 1, 208, 4), generator=generator).float()
+    q = torch.randint(-2, 3, (1, 2, 208, 4), generator=generator).float()
+    policy = closecall.Policy(
+        closecall.SCORERS["outliers"](m=m), closecall.RULES["topk"](budget=13, tile_factor=1), block=16, tile=16
+    )
+    geometry = plan(1, 208, 208, 16, 16)
+    mine = engine.rank(q, k, policy, geometry, 1.0)
+    theirs = reference.rank(q, k, policy, geometry, 1.0)
+    if m == 0:  # a mean of 16 integers and its products are exact; of 15 they are rounded
+        assert torch.equal(mine.order, theirs.order)
+    torch.testing.assert_close(mine.scores, theirs.scores, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", NATIVE, ids=str)
+@pytest.mark.parametrize("aggregate", ["mass", "mass-max"])
+@pytest.mark.parametrize("name", ["mean", "quest", "box", "outliers"])
+def test_rows_that_are_not_numbers_have_no_say(engine: Engine, name: str, aggregate: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, 300, 16, generator=generator) for heads in (2, 1))
+    policy = closecall.policy(f"topk-on-{name}", budget=4, aggregate=aggregate)
+    q[0, :, 270] = torch.nan
+    geometry = plan(1, 300, 300, 64, 64)
+    found = engine.rank(q, k, policy, geometry, 0.25)
+    assert bool((found.order >= 0).all())
+    assert bool((found.order <= geometry.n_blocks).all())
+    torch.testing.assert_close(found.scores, reference.rank(q, k, policy, geometry, 0.25).scores)
