@@ -139,7 +139,9 @@ def _grid(
 
     across = list(dict.fromkeys(r[panels[0]] for r in rows))
     down = list(dict.fromkeys(r[panels[1]] for r in rows))
-    width = 1.0 + 5.2 * len(across)
+    # Labels stand right of every panel: 0.075 inches a letter, and room for the figure before it.
+    gutter = 0.75 + 0.075 * max(len(line) for s in series for line in (s.label or "").splitlines() or [""])
+    width = 0.75 + (3.35 + gutter) * len(across)
     head = [(line, 14, "bold", INK) for line in textwrap.wrap(title, int(7.5 * width))]
     head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(14.5 * width))]
     above = 0.55 + sum(points * 1.55 / 72 for _, points, _, _ in head)  # inches over the panels
@@ -163,6 +165,11 @@ def _grid(
         figure.text(0.4 / width, 1 - y / height, line, fontsize=points, fontweight=weight, color=colour, va="top")
         y += points * 1.55 / 72
     figure.subplots_adjust(
-        left=0.75 / width, right=1 - 1.85 / width, top=1 - above / height, bottom=0.55 / height, wspace=0.5, hspace=0.32
+        left=0.75 / width,
+        right=1 - gutter / width,
+        top=1 - above / height,
+        bottom=0.55 / height,
+        wspace=gutter / 3.35,
+        hspace=0.32,
     )
     return figure
