@@ -84,3 +84,19 @@ def test_rows_that_are_not_numbers_have_no_say(engine: Engine, name: str, aggreg
     assert bool((found.order >= 0).all())
     assert bool((found.order <= geometry.n_blocks).all())
     torch.testing.assert_close(found.scores, reference.rank(q, k, policy, geometry, 0.25).scores)
+
+
+@pytest.mark.parametrize("engine", NATIVE, ids=str)
+@pytest.mark.parametrize("aggregate", ["mass", "mass-max"])
+@pytest.mark.parametrize("name", ["mean", "quest", "box", "outliers"])
+def test_a_block_with_a_key_that_is_no_number_ranks_last_and_silences_no_row(
+    engine: Engine, name: str, aggregate: str
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(1, 2, 16, 8, generator=generator), torch.randn(1, 1, 96, 8, generator=generator)
+    k[0, 0, 35, 5] = torch.nan
+    policy = closecall.policy(f"topk-on-{name}", budget=6, tile_factor=1, block=16, tile=16, aggregate=aggregate)
+    geometry = plan(1, 16, 96, 16, 16)
+    found, expected = (e.rank(q, k, policy, geometry, 0.3) for e in (engine, Engine("reference")))
+    assert torch.equal(found.order, expected.order)
+    torch.testing.assert_close(found.scores, expected.scores)

@@ -403,6 +403,7 @@ void mass_tile(const RankArgs& a, const char* q, int64_t rows, const float* forc
         for (int r = 0; r < SCORE_VECTORS; ++r)
           share[r] = add(share[r], exp2<DEGREE>(sub(load(from + p * SCORE_GROUP + r * LANES), top[r])));
       for (int r = 0; r < SCORE_VECTORS; ++r) {
+        share[r] = max(share[r], set1(0.0f));  // a NaN is no mass: max(x, y) is y where x is NaN
         total[r] = add(total[r], share[r]);
         store(scratch.logs + j * SCORE_GROUP + r * LANES, share[r]);  // never ahead of what is still to be read
       }
