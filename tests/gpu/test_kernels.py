@@ -229,8 +229,10 @@ def test_offsets_past_32_bits(monkeypatch: pytest.MonkeyPatch, axis: str) -> Non
         q, k, v = tensors(kv_heads=2, q_len=q_len, k_len=n, dim=dim, v_dim=dim, dtype=torch.float16)
         far = [ocean.as_strided(x.shape, (0, *strides), 2**18 * i).copy_(x) for i, x in enumerate((q, k, v))]
         assert sum((size - 1) * step for size, step in zip(far[1].shape, far[1].stride(), strict=True)) > 2**31
-        policy = closecall.policy("quest", block=8, tile=8, budget=5, tile_factor=1)
-        assert torch.equal(ENGINE.select(*far[:2], policy).kv_idx, ENGINE.select(q, k, policy).kv_idx)
+        quest = closecall.policy("quest", block=8, tile=8, budget=5, tile_factor=1)
+        mass = dataclasses.replace(quest, scorer=closecall.SCORERS["outliers"](m=1), aggregate="mass")
+        for policy in (quest, mass):
+            assert torch.equal(ENGINE.select(*far[:2], policy).kv_idx, ENGINE.select(q, k, policy).kv_idx)
         assert torch.equal(ENGINE.attention(*far, dense()), ENGINE.attention(q, k, v, dense()))
 
 
@@ -376,12 +378,16 @@ class NoSync(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("preset", CUTTING)
+@pytest.mark.parametrize("kind", [*CUTTING, "outliers mass", "box mass-max"])
 @pytest.mark.parametrize("q_len", [64, 1])
-def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, preset: str, q_len: int) -> None:
+def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str, q_len: int) -> None:
     """After a first call made the plan's tables, everything between the kernels is launches."""
     q, k, v = tensors(q_len=q_len, k_len=160)
+    preset = kind if kind in CUTTING else "router"
     policy = closecall.policy(preset, block=16, tile=32, budget=6, tile_factor=1)
+    if kind != preset:
+        scorer, aggregate = kind.split()
+        policy = dataclasses.replace(policy, scorer=closecall.SCORERS[scorer](), aggregate=aggregate)
     ENGINE.attention(q, k, v, policy)
 
     kernels = interpret.kernels(True)

@@ -7,9 +7,11 @@ to check them, many times slower than the `cpu` backend.
 Limits:
 
 * head and value dims up to 256; float32, bfloat16, float16;
-* a scorer of one's own is scored by the reference backend, which does ask the device;
-* an infinite coordinate in a key makes its block's `quest` score NaN, so the block ranks last; an infinite value makes
-  the rows that attend to it NaN.
+* scorers other than `mean`, `quest`, `box` and `outliers`, one's own among them, are scored by the reference backend,
+  which does ask the device;
+* an infinite coordinate in a key makes its block's `quest` or `box` score NaN, so the block ranks last; an infinite
+  value makes the rows that attend to it NaN;
+* under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from .gpu.interpret import kernels
 from .gpu.tables import Tables, tables
 
 FEW_ROWS = 16  # decode: calls of at most this many query rows
-_SCORERS = ("mean", "quest", "auto")
+_SCORERS = ("mean", "quest", "auto", "box", "outliers")
+_AGGREGATES = ("max", "mean", "mass", "mass-max")
 
 
 @functools.cache
@@ -120,30 +123,52 @@ def _fit(wanted: int, there: int) -> int:
 
 
 def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Tensor, dict[str, Any]]:
-    """Summaries `[Hkv, planes, slots, width]` and what the score kernel must know about them."""
-    assert policy.scorer is not None
-    quest = policy.scorer.name != "mean"
-    planes, shift = (2, 0) if quest else launch.MEAN_PARTS[launch.DTYPES[k.dtype]]
+    """Summaries `[Hkv, planes, slots, width]` and what the score kernels must know about them."""
+    scorer = policy.scorer
+    assert scorer is not None
+    outliers = scorer.name == "outliers"
+    vectors = getattr(scorer, "m", 0) + 1
     slots, dim = here.blocks.shape[0], k.shape[3]
     width = launch.padded(dim)
-    chosen = launch.choose("summaries", _arch(k.device), dim, dim, k.dtype)
-    out = k.new_empty(k.shape[1], planes, slots, width)
+    told = launch.layout(scorer.name, vectors, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
+    chosen = launch.choose("outliers" if outliers else "summaries", _arch(k.device), dim, dim, k.dtype)
     keys = _fit(chosen.keys, block)
-    told = {"QUEST": quest, "PLANES": planes, "SHIFT": shift, "WIDTH": width, "DIM": dim}
+    common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
+    kind = torch.float32 if outliers and _wide(k) else k.dtype
+    out = k.new_empty(k.shape[1], vectors * told["PLANES"], slots, width, dtype=kind)
     with _running(k.device) as kernel:
-        kernel.summaries_kernel[(slots, k.shape[1])](
-            k, out, here.blocks, *k.stride(), slots, KEYS=keys, STEPS=-(-block // keys), **told,
-            num_warps=chosen.num_warps, num_stages=chosen.num_stages,
-        )  # fmt: skip
-    return out, told
+        if outliers:
+            kernel.outliers_kernel[(slots, k.shape[1])](
+                k, out, here.blocks, *k.stride(), slots, VECTORS=vectors, WIDTH=width, DIM=dim, **common
+            )
+        else:
+            kernel.summaries_kernel[(slots, k.shape[1])](
+                k, out, here.blocks, *k.stride(), slots, float(getattr(scorer, "c", 1.0)), BOX=told["BOX"],
+                SHRUNK=scorer.name == "box", PLANES=told["PLANES"], SHIFT=told["SHIFT"], WIDTH=width, DIM=dim, **common,
+            )  # fmt: skip
+    return out.to(k.dtype), told
+
+
+def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: float, sinks: int) -> Tensor:
+    """`[B, H, M]`: the log-sum-exp of every row over its forced blocks, which are attended to with as few values as a
+    product takes."""
+    counts = here.geometry.forced(sinks)[:, None]
+    order = torch.empty(*counts.shape, 0, dtype=torch.int32, device=q.device)
+    nothing = Ranked(order, order.float(), here.visible, counts[:, 0], here.geometry.sequence)
+    most = min(geometry.n_blocks, sinks + (geometry.tile + geometry.block - 2) // geometry.block + 1)
+    kept = ranking.gather_kept(nothing, counts, here.geometry, sinks, most).expand(-1, q.shape[1], -1, -1)
+    unknown = order.float()
+    selection = Selection(kept, counts.expand(-1, q.shape[1], -1), unknown, unknown, geometry)
+    return attend(q, k, k[..., : launch.FORCED_VALUES], selection, geometry, scale)[1]
 
 
 def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
     assert policy.scorer is not None
-    if policy.scorer.name not in _SCORERS or policy.aggregate not in ("max", "mean"):
+    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
-    batch, heads, _, dim = q.shape
+    batch, heads, rows, dim = q.shape
     n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
     width = policy.rule.limit(n_blocks)
     order = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32, device=q.device)
@@ -152,7 +177,33 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
     if here.blocks.shape[0] == 0:  # nothing but padding
         return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
     summaries, told = _summarise(k, policy, here, geometry.block)
-    arch = _arch(q.device)
+    slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
+    mass = policy.aggregate.startswith("mass")
+    told |= {
+        "TILE": geometry.tile, "BLOCK": geometry.block, "WIDE": _wide(q),
+        "PRECISION": launch.precision(arch, launch.DTYPES[q.dtype]),
+        "SLICE": launch.score_slice(dim, launch.DTYPES[q.dtype]),
+    }  # fmt: skip
+
+    def fitted(chosen: launch.Launch) -> dict[str, Any]:
+        sizes = {"ROWS": _fit(chosen.rows, geometry.tile), "KEYS": _fit(chosen.keys, n_blocks)}
+        return told | sizes | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+
+    sums = scores  # not read where scores are not masses
+    if mass:
+        own = _forced_mass(q, k, geometry, here, scale, policy.sinks)
+        sums = torch.empty(batch, heads, rows, 2, device=q.device)
+        scale *= math.log2(math.e)
+
+        def add_up(chosen: launch.Launch) -> None:
+            constants = fitted(chosen)
+            with _running(q.device) as kernel:
+                kernel.sums_kernel[(n_tiles * -(-geometry.tile // constants["ROWS"]), heads, batch)](
+                    q, summaries, here.plan, own, sums, *q.stride(), n_tiles, rows, group, slots, policy.sinks, scale,
+                    **constants,
+                )  # fmt: skip
+
+        launch.run("sums", arch, dim, dim, q.dtype, add_up)
 
     def run(chosen: launch.Launch) -> None:
         with _running(q.device) as kernel:
@@ -160,18 +211,14 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
                 shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
                 found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int64, device=q.device)
                 kernel.scores_kernel[shape](
-                    q, summaries, here.plan, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
-                    heads // k.shape[1], n_blocks, here.blocks.shape[0], policy.sinks, scale,
-                    TILE=geometry.tile, BLOCK=geometry.block, ROWS=_fit(chosen.rows, geometry.tile),
-                    KEYS=_fit(chosen.keys, n_blocks), MEAN=policy.aggregate == "mean",
-                    PRECISION=launch.precision(arch, launch.DTYPES[q.dtype]), WIDE=_wide(q),
-                    SLICE=launch.score_slice(dim, launch.DTYPES[q.dtype]), **told,
-                    num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+                    q, summaries, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
+                    heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
+                    MEAN=policy.aggregate in ("mean", "mass"), **fitted(chosen),
                 )  # fmt: skip
                 best = found.topk(width, dim=-1).values
                 order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)
 
-    launch.run("scores", arch, dim, dim, q.dtype, run)
+    launch.run(launch.scoring(told["VECTORS"], mass), arch, dim, dim, q.dtype, run)
     return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
 
 

@@ -58,10 +58,16 @@ def _smallest(x: Any, axis: int) -> Any:
     return tl.reduce(tl.where(x == x, x, float("inf")), axis, tl.standard._elementwise_min)
 
 
+def _largest_int(x: Any, axis: int) -> Any:
+    import triton.language as tl
+
+    return tl.reduce(x, axis, tl.standard._elementwise_max)
+
+
 def _total(x: Any, axis: int) -> Any:
     import triton.language as tl
 
     return tl.reduce(x, axis, tl.standard._sum_combine)
 
 
-_REDUCTIONS = {"largest": _largest, "smallest": _smallest, "total": _total}
+_REDUCTIONS = {"largest": _largest, "smallest": _smallest, "largest_int": _largest_int, "total": _total}

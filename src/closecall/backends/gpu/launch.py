@@ -25,16 +25,19 @@ import torch
 from ...policy import unknown
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
-KERNELS = ("summaries", "scores", "attend", "few", "merge")
+KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "few", "merge")
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LARGEST_DIM = 256
 # Parts that a mean key is stored in, and the power of two between them: together they hold float32's 24 bits.
 MEAN_PARTS = {"fp32": (1, 0), "fp16": (2, 11), "bf16": (3, 0)}
+# Values of a key that are attended to where only the log-sum-exp is wanted: no fewer than tensor cores take.
+FORCED_VALUES = 16
 
 
 @dataclass(frozen=True)
 class Launch:
-    """`rows` of queries and `keys` of one step (for `scores`: block columns; for `summaries`, `merge`: unused rows)."""
+    """`rows` of queries and `keys` of one step. Of `scores`, `sums` and `shares`, keys are block columns; `summaries`,
+    `outliers` and `merge` have no rows."""
 
     rows: int
     keys: int
@@ -64,14 +67,34 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
+def layout(scorer: str, vectors: int, dtype: str) -> dict[str, int]:
+    """How a block's `vectors` lie in planes, PLANES for each: those of `mean`, `box` have more bits than the type."""
+    parts, shift = MEAN_PARTS[dtype] if scorer in ("mean", "box") else (1, 0)
+    box = scorer in ("quest", "auto", "box")
+    return {"BOX": box, "VECTORS": vectors, "PLANES": parts * (2 if box else 1), "SHIFT": shift}
+
+
+def scoring(vectors: int, mass: bool) -> str:
+    """The name of the score kernel's launch: it holds more at a time for several vectors, and for shares of mass."""
+    return "shares" if mass or vectors > 1 else "scores"
+
+
 def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> Launch:
     """The table itself, without overrides. What is not told apart by architecture came out the same for all."""
     wide = max(sum(slices(head_dim)), sum(slices(value_dim)))
     full = dtype == "fp32"
     if kernel in ("summaries", "merge"):
         return Launch(rows=16, keys=32, num_warps=4, num_stages=1)
+    if kernel == "outliers":
+        return Launch(rows=16, keys=16, num_warps=4, num_stages=1)
     if kernel == "scores":
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 2)
+    if kernel == "sums":
+        if full:
+            return Launch(32, 16, 4, 2) if arch == "sm_100" else Launch(64, 16, 8, 2)
+        return Launch(64 if arch == "sm_90" else 32, 64, 4, 2)
+    if kernel == "shares":
+        return Launch(64, 16, 8, 2) if full else Launch(64, 32, 4, 2)
     if kernel == "few":
         deep = 64 < wide <= 128 and not full and arch != "gfx942"
         return Launch(16, 16 if full else 64 if wide <= 64 else 32, 4, 3 if deep else 2)

@@ -1,12 +1,18 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, N806, SIM108
 # (Triton's language has no types, and its constants are capitals.)
-"""Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed."""
+"""Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed.
+
+A block is summarised by VECTORS vectors, each stored in PLANES planes: the parts of a vector, or of the two sides of a
+box. A row's score of a block is the largest of its products with the vectors; its estimated mass, in units of the
+softmax, the sum of their exponentials, of which the first vector's counts for all keys that have no vector of their
+own.
+"""
 
 import triton
 import triton.language as tl
 
-from .steps import largest, rows_of, total
+from .steps import HUGE, LOG2_E, LOWEST, largest, rows_of, total
 
 # Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
 NEVER = tl.constexpr(-(2**63))
@@ -23,7 +29,7 @@ def sortable(score, block):
 
 @triton.jit
 def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.constexpr, KEYS: tl.constexpr,
-             DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, QUEST: tl.constexpr, PLANES: tl.constexpr,
+             DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr,
              SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The products of the rows with the blocks' summaries over SLICE columns, of which `left` are still the head's."""
     column = tl.arange(0, SLICE)
@@ -38,25 +44,99 @@ def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.co
     for i in tl.static_range(PLANES):
         # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
         y = rows_of(summary + (PLANES - 1 - i) * plane, block, ok, WIDTH, 1, 0, SLICE, SLICE, True, WIDE)
-        if QUEST:
-            # max(q kmax, q kmin) is q kmax where q > 0 and q kmin elsewhere. NaN must stay NaN in both.
-            own = tl.where(x < 0.0, 0.0, x) if i else tl.where(x > 0.0, 0.0, x)
+        if BOX:
+            if SHIFT and i % 2 == 0:  # both sides' next larger parts
+                s *= 2.0**-SHIFT
+            # max(q high, q low) is q high where q > 0 and q low elsewhere. NaN must stay NaN in both.
+            own = tl.where(x < 0.0, 0.0, x) if i % 2 else tl.where(x > 0.0, 0.0, x)
             s = tl.dot(own.to(x.dtype), tl.trans(y), s, input_precision=PRECISION)
         else:
             s = tl.dot(x, tl.trans(y), s * (2.0**-SHIFT), input_precision=PRECISION)
     return s
 
 
-@triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_blocks", "n_slots", "sinks"])
-def scores_kernel(
-    q, summaries, plan, out, q_b, q_h, q_n, q_d, n_tiles, first_tile, first_head, group, n_blocks, n_slots, sinks,
-    scale,
+@triton.jit
+def row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr,
+               SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The same over all columns, SLICE at a time."""
+    stride_d = tl.cast(q_d, tl.int64)
+    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+    for c in range(0, DIM, SLICE):
+        s += products(q + c * stride_d, at, real, q_n, q_d, summary + c, block, ok, plane, DIM - c, ROWS, KEYS, DIM,
+                      WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+    return s
+
+
+@triton.jit
+def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
+    """How many keys of a whole block a vector stands for; only whole blocks are ever ranked."""
+    return tl.where(vector == 0, BLOCK - VECTORS + 1.0, 1.0)
+
+
+@triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
+def sums_kernel(
+    q, summaries, plan, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, SLICE: tl.constexpr, QUEST: tl.constexpr, MEAN: tl.constexpr, PLANES: tl.constexpr,
+    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr,
     SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """What each row's masses add up to: one program does ROWS rows of one tile of one head.
+
+    `forced [B, H, q_len]` is the log-sum-exp over the row's forced blocks; those that may be ranked are estimated.
+    `scale` makes logits in base 2. Written are, to `sums [B, H, q_len, 2]`, the largest logit and one over the sum of
+    the masses relative to it, which is 0 for a row whose forced mass is not a number: it has no say.
+    """
+    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    tile = n_tiles - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
+    part = tl.program_id(0) % PARTS
+    h = tl.program_id(1)
+    b = tl.program_id(2)
+    entry = plan + (b * n_tiles + tile) * 5
+    row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
+    if part * ROWS >= rows:
+        return
+    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
+    plane = n_slots.to(tl.int64) * WIDTH
+    summaries += (h // group).to(tl.int64) * (VECTORS * PLANES) * plane + slot.to(tl.int64) * WIDTH
+    at = part * ROWS + tl.arange(0, ROWS)
+    real = at < rows
+    line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at
+    own = tl.load(forced + line, mask=real, other=0.0) * LOG2_E
+    known = own == own
+    own = tl.where(known, own, -float("inf"))
+    top = tl.maximum(own, LOWEST)
+    mass = tl.exp2(own - top)
+    for start in range(0, pos // BLOCK, KEYS):  # from the tile's first own block on, all are forced or not visible
+        block = start + tl.arange(0, KEYS)
+        ok = (block >= sinks) & (block < pos // BLOCK)
+        for vector in range(VECTORS):
+            s = scale * row_scores(q, at, real, q_n, q_d, summaries + vector * PLANES * plane, block, ok, plane, ROWS,
+                                   KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+            s = tl.where(ok[None, :] & (s == s), tl.minimum(s, HUGE), -float("inf"))
+            higher = tl.maximum(top, largest(s, 1))
+            found = total(tl.exp2(s - higher[:, None]), 1) * keys_behind(vector, BLOCK, VECTORS)
+            mass = mass * tl.exp2(top - higher) + found
+            top = higher
+    tl.store(sums + 2 * line, top, mask=real)
+    tl.store(sums + 2 * line + 1, tl.where(known & (mass > 0.0), 1.0 / mass, 0.0), mask=real)
+
+
+@triton.jit(
+    do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "q_len", "n_blocks", "n_slots", "sinks"]
+)
+def scores_kernel(
+    q, summaries, plan, sums, out, q_b, q_h, q_n, q_d, n_tiles, first_tile, first_head, n_heads, q_len, group, n_blocks,
+    n_slots, sinks, scale,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr, MEAN: tl.constexpr,
+    VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """One program does one tile of one head: KEYS blocks at a time, it multiplies, reduces over the rows and writes one
-    sortable number per block into `[B, heads, tiles, n_blocks]`. No score of a single row ever leaves it."""
+    sortable number per block into `[B, heads, tiles, n_blocks]`. No score of a single row ever leaves it.
+
+    MASS turns a row's scores into shares of its mass before they are reduced, by the `sums` of the kernel above.
+    """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     tile = first_tile + tl.program_id(0)
     h = first_head + tl.program_id(1)
@@ -65,12 +145,13 @@ def scores_kernel(
     row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     plane = n_slots.to(tl.int64) * WIDTH
-    summaries += (h // group).to(tl.int64) * PLANES * plane + slot.to(tl.int64) * WIDTH
+    summaries += (h // group).to(tl.int64) * (VECTORS * PLANES) * plane + slot.to(tl.int64) * WIDTH
+    if MASS:
+        sums += ((b.to(tl.int64) * n_heads + h) * q_len + row) * 2
     line = (b.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     out += line * n_blocks
     own = pos // BLOCK  # the first block that overlaps the tile's rows: from here on blocks are forced or not visible
     free = tl.where(rows > 0, own, 0)
-    stride_d = tl.cast(q_d, tl.int64)
     for start in range(0, free, KEYS):
         block = start + tl.arange(0, KEYS)
         ok = block < free
@@ -81,11 +162,25 @@ def scores_kernel(
         for part in range(PARTS):
             at = part * ROWS + tl.arange(0, ROWS)
             real = at < rows
-            s = tl.full([ROWS, KEYS], 0.0, tl.float32)
-            for c in range(0, DIM, SLICE):
-                s += products(q + c * stride_d, at, real, q_n, q_d, summaries + c, block, ok, plane, DIM - c, ROWS,
-                              KEYS, DIM, WIDTH, SLICE, QUEST, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-            s *= scale
+            if MASS:
+                s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+                for vector in range(VECTORS):
+                    one = scale * row_scores(q, at, real, q_n, q_d, summaries + vector * PLANES * plane, block, ok,
+                                             plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION,
+                                             WIDE)  # fmt: skip
+                    one = tl.where(one > HUGE, HUGE, one)  # NaN stays
+                    top = tl.load(sums + 2 * at, mask=real, other=0.0)
+                    s += tl.exp2(one - top[:, None]) * keys_behind(vector, BLOCK, VECTORS)
+                s *= tl.load(sums + 2 * at + 1, mask=real, other=0.0)[:, None]
+                s = tl.where(s == s, s, 0.0)
+            else:
+                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                for vector in range(1, VECTORS):
+                    one = row_scores(q, at, real, q_n, q_d, summaries + vector * PLANES * plane, block, ok, plane,
+                                     ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                    s = tl.where((one > s) | (one != one), one, s)  # NaN stays
+                s *= scale
             if MEAN:
                 score += total(tl.where(real[:, None], s, 0.0), 0)
             else:  # a row whose score is NaN has no say

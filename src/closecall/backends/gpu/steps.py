@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
 # Where the running maximum starts: finite, so that a row which has seen nothing yet never computes inf - inf.
 LOWEST = tl.constexpr(-1.0e38)
 HUGE = tl.constexpr(1.0e38)
@@ -26,6 +27,11 @@ def largest(x, AXIS: tl.constexpr):
 @triton.jit
 def smallest(x, AXIS: tl.constexpr):
     return tl.min(x, AXIS)
+
+
+@triton.jit
+def largest_int(x, AXIS: tl.constexpr):
+    return tl.max(x, AXIS)
 
 
 @triton.jit

@@ -13,6 +13,12 @@ from . import attend, few, launch, scores, summaries
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 FLOATS = ("fp16", "bf16", "fp32")
 SOFTCAPPED = ((128, 128), (256, 256))
+# Scorers, with their vectors a block, and those that are compiled for fewer head dims, like masses.
+SCORERS = {"mean": 1, "quest": 1}
+MORE_SCORERS = {"box": 1, "outliers-1": 2, "outliers-3": 4}
+MORE_DIMS = (64, 128)
+# Attention to forced blocks, for the log-sum-exp alone.
+FORCED_DIMS = tuple((dim, launch.FORCED_VALUES) for dim in MORE_DIMS)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ def _variant(
     """Arguments that `types` does not name are 32-bit integers; those but the sizes are multiples of 16, like pointers
     and the strides of usual tensors."""
     signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
-    sizes = {"n_tiles", "q_len", "group", "n_blocks", "n_slots", "first_tile", "first_head", "sinks"}
+    sizes = {"n_tiles", "q_len", "group", "n_blocks", "n_slots", "first_tile", "first_head", "n_heads", "sinks"}
     aligned = [
         i for i, (a, kind) in enumerate(signature.items()) if kind.startswith("*") or (kind == "i32" and a not in sizes)
     ]
@@ -53,6 +59,7 @@ def _variant(
 
 
 def _name(kernel: str, dims: tuple[int, int], dtype: str) -> str:
+    kernel += " forced" if dims in FORCED_DIMS else ""
     return f"{kernel} D{dims[0]}" + (f"/{dims[1]}" if dims[1] != dims[0] else "") + f" {dtype}"
 
 
@@ -72,7 +79,7 @@ def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
     types |= {"inner": "fp32", "outer": "fp32"}
     kinds: dict[str, dict[str, object]] = {"attend": {}}
-    if dtype == "bf16":  # the same kernel without a list of blocks, and as Gemma 2 calls it
+    if dtype == "bf16" and dims not in FORCED_DIMS:  # the same kernel without a list of blocks, and as Gemma 2 calls it
         kinds["attend dense"] = {"LISTED": False}
         if dims in SOFTCAPPED:
             kinds["attend softcap"] = {"SOFTCAP": True}
@@ -92,7 +99,7 @@ def _few(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
 
 
 def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
-    if dims[0] != dims[1]:  # the value dim alone matters, and was there already
+    if dims[0] != dims[1] and dims != FORCED_DIMS[0]:  # the value dim alone matters, and was there already
         return
     chosen = launch.table("merge", arch, *dims, dtype)
     types = {"parts": "*fp32", "sums": "*fp32", "out": f"*{dtype}", "lse": "*fp32"}
@@ -100,31 +107,44 @@ def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     yield _variant(_name("merge", dims, dtype), arch, few.merge_kernel, types, constants, chosen, dims, dtype, False)
 
 
+def _summaries(scorer: str, arch: str, dims: tuple[int, int], dtype: str, told: dict[str, object]) -> Variant:
+    outliers = scorer.startswith("outliers")
+    chosen = launch.table("outliers" if outliers else "summaries", arch, *dims, dtype)
+    x = f"*{dtype}"
+    types = {"k": x, "out": x, "blocks": "*i32", "shrink": "fp32"}
+    constants = told | {"k_d": 1, "KEYS": chosen.keys, "STEPS": 64 // chosen.keys, "SHRUNK": scorer == "box"}
+    kernel = summaries.outliers_kernel if outliers else summaries.summaries_kernel
+    constants = {a: constants[a] for a in kernel.arg_names if a in constants}
+    name = _name(f"summaries {scorer}", dims, dtype)
+    return _variant(name, arch, kernel, types, constants, chosen, dims, dtype, pipelined=False)
+
+
 def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
-    """Summaries and scores of both scorers."""
+    """Summaries, scores and shares of mass of all scorers."""
     if dims[0] != dims[1]:  # they know nothing of values
         return
     x = f"*{dtype}"
-    for scorer in ("mean", "quest"):
-        planes, shift = (2, 0) if scorer == "quest" else launch.MEAN_PARTS[dtype]
-        told: dict[str, object] = {
-            "QUEST": scorer == "quest", "PLANES": planes, "SHIFT": shift, "DIM": dims[0],
-            "WIDTH": launch.padded(dims[0]),
-        }  # fmt: skip
-        chosen = launch.table("summaries", arch, *dims, dtype)
-        types = {"k": x, "out": x, "blocks": "*i32"}
-        constants = told | {"k_d": 1, "KEYS": chosen.keys, "STEPS": 64 // chosen.keys}
-        name = _name(f"summaries {scorer}", dims, dtype)
-        yield _variant(name, arch, summaries.summaries_kernel, types, constants, chosen, dims, dtype, False)
-        chosen = launch.table("scores", arch, *dims, dtype)
-        types = {"q": x, "summaries": x, "plan": "*i32", "out": "*i64", "scale": "fp32"}
-        constants = told | {
-            "q_d": 1, "TILE": 64, "BLOCK": 64, "ROWS": chosen.rows, "KEYS": chosen.keys,
-            "MEAN": False, "PRECISION": launch.precision(arch, dtype), "WIDE": False,
+    more = dims[0] in MORE_DIMS
+    for scorer, vectors in (SCORERS | MORE_SCORERS if more else SCORERS).items():
+        told: dict[str, object] = {"DIM": dims[0], "WIDTH": launch.padded(dims[0])}
+        told |= launch.layout(scorer, vectors, dtype)
+        yield _summaries(scorer, arch, dims, dtype, told)
+        types = {"q": x, "summaries": x, "plan": "*i32", "forced": "*fp32", "sums": "*fp32", "out": "*i64"}
+        types |= {"scale": "fp32"}
+        told |= {
+            "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
             "SLICE": launch.score_slice(dims[0], dtype),
         }  # fmt: skip
-        name = _name(f"scores {scorer}", dims, dtype)
-        yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
+        for mass in (False, True) if more else (False,):
+            chosen = launch.table(launch.scoring(vectors, mass), arch, *dims, dtype)
+            constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys, "MASS": mass, "MEAN": mass}
+            name = _name(f"scores {scorer}{' mass' if mass else ''}", dims, dtype)
+            yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
+        if more:
+            chosen = launch.table("sums", arch, *dims, dtype)
+            constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys}
+            name = _name(f"sums {scorer}", dims, dtype)
+            yield _variant(name, arch, scores.sums_kernel, types, constants, chosen, dims, dtype, False)
 
 
 def variants(arch: str) -> list[Variant]:
@@ -132,4 +152,5 @@ def variants(arch: str) -> list[Variant]:
     if arch not in launch.ARCHS:
         raise unknown("architecture", arch, launch.ARCHS)
     kinds = (_attend, _few, _merge, _scoring)
-    return [v for make in kinds for dims in DIMS for dtype in FLOATS for v in make(arch, dims, dtype)]
+    every = (*DIMS, *FORCED_DIMS)
+    return [v for make in kinds for dims in every for dtype in FLOATS for v in make(arch, dims, dtype)]
