@@ -11,7 +11,8 @@ from closecall import __version__, cli, info
 from closecall.bench import arguments
 
 COMMANDS = (
-    "info", "models", "get", "eval", "report", "reproduce", "bench", "validate", "gpu-report", "gpu-model",
+    "info", "models", "get", "eval", "compare", "report", "reproduce", "bench", "profile", "pareto", "diagnose",
+    "calibrate", "validate", "gpu-report", "gpu-model",
 )  # fmt: skip
 BENCHMARKS = ("attention", "decode", "prefill")
 RUN = [sys.executable, "-c", "import sys; from closecall.cli import main; sys.exit(main())"]
