@@ -17,7 +17,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	CLOSECALL_REQUIRE_NATIVE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small model that ships: four minutes
+demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small model that ships: three minutes
 	$(SAY) "What was picked on this machine"
 	$(BIN)/closecall info
 	$(SAY) "Answers: a small model that ships with closecall, 8K tokens, budget 4 (each tile keeps 8 of 128 blocks)"
