@@ -53,11 +53,10 @@ class PrefillBench:
     @property
     def warnings(self) -> list[str]:
         """Contexts that are not measured: past its training a model is no model, and its attention looks different."""
-        most = self.loaded.context
-        longer = [n for n in sorted(self.contexts) if most is not None and n > most]
+        longer = self.loaded.longer_than_trained(self.contexts)
         if not longer:
             return []
-        listed = ", ".join(map(inputs.size, longer))
+        most, listed = self.loaded.context, ", ".join(map(inputs.size, longer))
         return [f"Warning: {self.loaded.name} was trained on {most} tokens, so these were not run: {listed}."]
 
     def cells(self) -> list[Facts]:

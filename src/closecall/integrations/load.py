@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,11 @@ class LoadedModel:
         if self.entry is not None:
             return self.entry.trained_context
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def longer_than_trained(self, contexts: Iterable[int]) -> list[int]:
+        """Those of the contexts, ascending, that it was not trained to read."""
+        most = self.context
+        return [n for n in sorted(contexts) if most is not None and n > most]
 
     def prompt(self, question: str, *, multiple_choice: bool = False) -> str:
         """The question as the model's chat template wants it, quirks included; tokenise it without special tokens.

@@ -78,11 +78,10 @@ class ModelProfile:
 
     @property
     def warnings(self) -> list[str]:
-        most = self.loaded.context
-        longer = [n for n in sorted(self.contexts) if most is not None and n > most]
+        longer = self.loaded.longer_than_trained(self.contexts)
         if not longer:
             return []
-        listed = ", ".join(map(inputs.size, longer))
+        most, listed = self.loaded.context, ", ".join(map(inputs.size, longer))
         return [f"{self.loaded.name} was trained on {most} tokens: at {listed} times are times, but answers are none."]
 
     def cells(self) -> list[Facts]:
