@@ -52,12 +52,17 @@ def line_table(group: Group, name: str, part: str) -> Table:
     return Table(title, columns, _rows(lines), notes)
 
 
+_WHO = (
+    Column("policy", lambda r: r["it"].policy, left=True),
+    Column("against", lambda r: r["it"].against, left=True),
+    Column("budget", lambda r: r["it"].budget),
+    Column("apart", lambda r: r["it"].mismatch, ".2%"),
+)
+
+
 def duel_table(duels: Sequence[Duel], title: str) -> Table:
     columns = (
-        Column("policy", lambda r: r["it"].policy, left=True),
-        Column("against", lambda r: r["it"].against, left=True),
-        Column("budget", lambda r: r["it"].budget),
-        Column("apart", lambda r: r["it"].mismatch, ".2%"),
+        *_WHO,
         Column("difference", lambda r: r["it"].comparison and str(r["it"].comparison.difference)),
         Column("wins", lambda r: r["it"].comparison and r["it"].comparison.wins),
         Column("losses", lambda r: r["it"].comparison and r["it"].comparison.losses),
@@ -106,10 +111,7 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
 
 def bout_table(bouts: Sequence[Bout], title: str) -> Table:
     columns = (
-        Column("policy", lambda r: r["it"].policy, left=True),
-        Column("against", lambda r: r["it"].against, left=True),
-        Column("budget", lambda r: r["it"].budget),
-        Column("apart", lambda r: r["it"].mismatch, ".2%"),
+        *_WHO,
         Column("error", lambda r: f"{r['it'].error.value:+.4f}" if r["it"].fair else None),
         Column("wins", lambda r: r["it"].wins if r["it"].fair else None),
         Column("losses", lambda r: r["it"].losses if r["it"].fair else None),
