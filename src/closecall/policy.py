@@ -146,14 +146,15 @@ class Policy:
     aggregate: str = "max"
 
     def __post_init__(self) -> None:
-        from .scorers import AGGREGATES, NORMALISED  # the spine: scorers import this module
+        from .scorers import AGGREGATES, NORMALISED, SOFTMAX  # the spine: scorers import this module
 
         for field, least in (("block", 1), ("tile", 1), ("sinks", 0)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
-        if self.aggregate not in (*AGGREGATES, *NORMALISED):
-            raise unknown("aggregate", self.aggregate, (*AGGREGATES, *NORMALISED))
+        aggregates = (*AGGREGATES, *NORMALISED, SOFTMAX)
+        if self.aggregate not in aggregates:
+            raise unknown("aggregate", self.aggregate, aggregates)
         if self.scorer is None and self.rule.needs_scores:
             raise ValueError(f"rule {self.rule.name!r} needs a scorer: one of {', '.join(SCORERS.names())}")
         if self.scorer is not None:

@@ -37,6 +37,11 @@ AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {"max": _largest, "mean": la
 # that knows what it wants. Tile scores are in [0, 1].
 NORMALISED = {"mass": AGGREGATES["mean"], "mass-max": AGGREGATES["max"]}
 
+# Like `mass-max`, of the scores alone: a row's softmax over all blocks it sees, forced ones judged by their summaries
+# as the others are. Nothing but the ranking's own products goes into it. Tile scores are logs of shares, which cannot
+# underflow.
+SOFTMAX = "softmax"
+
 # Numbers in the largest tensor that a scan makes at a time, if one tile needs no more: 2 MiB in float32, of which a few
 # are alive at once. That is as much as caches hold; larger ones were slower.
 AT_ONCE = 2**19
@@ -72,6 +77,14 @@ def shares(logits: Tensor) -> Tensor:
         return found
     top = torch.finfo(logits.dtype).max  # infinities share what there is
     return logits.nan_to_num(nan=-torch.inf, posinf=top, neginf=-torch.inf).softmax(-1).nan_to_num(nan=0.0)
+
+
+def log_shares(logits: Tensor) -> Tensor:
+    """Log softmax over the last axis, in which NaN counts as -inf; a row of nothing else gets -inf."""
+    top = torch.finfo(logits.dtype).max
+    known = logits.nan_to_num(nan=-torch.inf, posinf=top, neginf=-torch.inf)
+    total = known.logsumexp(-1, keepdim=True)
+    return torch.where(total == -torch.inf, -torch.inf, known - total)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,11 @@ from oracle import Tile
 
 VOTES = ("h2o", "snapkv", "minference", "moba", "nsa", "xattention")
 ORACLES = ("true-max", "true-mass")
-SUMMARIES = ("mean", "quest", "box", "outliers")
+SUMMARIES = ("mean", "quest", "box", "outliers", "boxed outliers")
+SHRUNK = 0.5  # c of "boxed outliers", whose m is drawn
 PARAMETERS = {
-    "box": "c", "outliers": "m", "snapkv": "window", "minference": "window", "moba": "gates", "nsa": "parts",
-    "xattention": "stride",
+    "box": "c", "outliers": "m", "boxed outliers": "m", "snapkv": "window", "minference": "window", "moba": "gates",
+    "nsa": "parts", "xattention": "stride",
 }  # fmt: skip
 
 
@@ -62,11 +63,14 @@ def summary_scores(name: str, s: Sequence, given: float) -> tuple[np.ndarray, np
     for b in s.tile.visible:
         keys = s.keys(b)
         mean, high, low = keys.mean(0), keys.max(0), keys.min(0)
-        if name == "outliers":
+        if name.endswith("outliers"):
             far = sorted(range(len(keys)), key=lambda j: (-((keys[j] - mean) ** 2).sum(), j))
             m = int(given)
-            stored, rest = [keys[j] for j in far[:m]], [keys[j] for j in far[m:]]
-            products = np.stack([s.mine @ x for x in (np.mean(rest or [0 * mean], 0), *stored)])
+            stored, rest = [keys[j] for j in far[:m]], np.array([keys[j] for j in far[m:] or far[-1:]])
+            others = rest.mean(0)
+            c = SHRUNK if name.startswith("boxed") else 0.0
+            high, low = others + c * (rest.max(0) - others), others + c * (rest.min(0) - others)
+            products = np.stack([np.maximum(s.mine * high, s.mine * low).sum(1), *(s.mine @ x for x in stored)])
             score = s.scale * products.max(0)
             mass = np.exp(s.scale * products[1:]).sum(0) + len(rest) * np.exp(s.scale * products[0])
             masses.append(np.log(mass))
@@ -199,6 +203,9 @@ def tile_scores(name: str, given: float, aggregate: str, s: Sequence, sinks: int
     scores, masses = row_scores(name, given, s)
     if aggregate in ("max", "mean"):
         return scores.max(0) if aggregate == "max" else scores.mean(0)
+    if aggregate == "softmax":
+        with np.errstate(divide="ignore"):
+            return np.log(softmax(np.log(scores) if name in VOTES else scores)).max(0)
     if name in VOTES:
         total = masses.sum(1, keepdims=True)
         shares = np.divide(masses, total, out=np.zeros_like(masses), where=total > 0)

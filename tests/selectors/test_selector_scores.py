@@ -9,7 +9,7 @@ import by_definition
 import numpy as np
 import pytest
 import torch
-from by_definition import ORACLES, PARAMETERS, SUMMARIES, VOTES
+from by_definition import ORACLES, PARAMETERS, SHRUNK, SUMMARIES, VOTES
 from hypothesis import strategies as st
 from small_calls import call
 
@@ -21,7 +21,7 @@ from closecall.geometry import plan
 from drawing import Case, over
 
 NAMES = (*SUMMARIES, *ORACLES, *VOTES, "minference-block")
-AGGREGATES = ("max", "mean", "mass", "mass-max")
+AGGREGATES = ("max", "mean", "mass", "mass-max", "softmax")
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -30,8 +30,8 @@ def parameter(name: str, case: Case) -> float:
     r = random.Random(case.seed)
     if name == "box":
         return r.choice([0, 0.25, 0.5, 0.9, 1])
-    if name == "outliers":
-        return r.randint(0, max(0, min(4, case.block - 2)))
+    if name.endswith("outliers"):
+        return r.randint(0, max(0, min(4, case.block - 3)))
     if name == "nsa":
         return r.choice([p for p in (1, 2, 4) if case.block % p == 0 and (p < case.block or case.block == 1)])
     if name == "xattention":
@@ -42,7 +42,10 @@ def parameter(name: str, case: Case) -> float:
 
 def made(name: str, aggregate: str, case: Case) -> tuple[Policy, float]:
     given = parameter(name, case)
-    scorer = SCORERS[name](**({PARAMETERS[name]: given} if name in PARAMETERS else {}))
+    parameters = {PARAMETERS[name]: given} if name in PARAMETERS else {}
+    if name == "boxed outliers":
+        name, parameters = "outliers", parameters | {"c": SHRUNK}
+    scorer = SCORERS[name](**parameters)
     return Policy(scorer, closecall.RULES["topk"](), case.block, case.tile, case.sinks, aggregate), given
 
 
@@ -92,6 +95,8 @@ def test_by_definition(name: str, aggregate: str) -> None:
                 if aggregate.startswith("mass"):
                     assert got.min() >= 0
                     assert got.max() <= 1 + 4 * len(t.rows) * 2.0**-53
+                if aggregate == "softmax":
+                    assert got.max() <= always
                 if aggregate == "mass" and name not in VOTES:
                     assert got.sum() == pytest.approx(1)
 
@@ -122,5 +127,5 @@ def test_scores_are_accumulated_in_float32(name: str, aggregate: str, dtype: tor
 def test_all_there_is_was_tested() -> None:
     """A scorer that registers itself with the package has its definition here."""
     ours = {n for n in SCORERS.names() if SCORERS[n].__module__.startswith("closecall.")}
-    assert ours == {*NAMES, "auto"}
-    assert {*scorers.AGGREGATES, *scorers.NORMALISED} == set(AGGREGATES)
+    assert ours | {"boxed outliers"} == {*NAMES, "auto"}
+    assert {*scorers.AGGREGATES, *scorers.NORMALISED, scorers.SOFTMAX} == set(AGGREGATES)

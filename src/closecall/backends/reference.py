@@ -8,7 +8,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from ..policy import Policy
 from ..rules import Ranked
-from ..scorers import AGGREGATES, NORMALISED, Chunk, View, accumulator, shares
+from ..scorers import AGGREGATES, NORMALISED, SOFTMAX, Chunk, View, accumulator, log_shares, shares
 from ..selection import Selection, gather_kept
 from . import empty_outputs
 
@@ -23,7 +23,8 @@ def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale:
     """`[B, H, T, n_blocks]` in float32, -inf for blocks a tile does not see (Steps 1 and 2, Eq. 1 to 3).
 
     Under a row-normalised aggregate the scores are estimated shares of softmax mass in [0, 1], exact for no block but
-    the forced ones; over the blocks that a tile sees, those of `mass` add up to 1.
+    the forced ones; over the blocks that a tile sees, those of `mass` add up to 1. Under `softmax` they
+    are logs of shares.
     """
     assert policy.scorer is not None
     batch, heads, _, _ = q.shape
@@ -37,7 +38,7 @@ def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale:
             for chunk, found in policy.scorer.scan(view):
                 first = tiles.start + chunk.tiles.start
                 at = slice(first, first + len(chunk.tiles))
-                per_tile = _normalised(view, chunk, found, policy) if mass else AGGREGATES[policy.aggregate](found)
+                per_tile = _reduced(view, chunk, found, policy)
                 per_tile = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
                 scores[b, mine, at, : chunk.seen] = per_tile.masked_fill(_unseen(view, chunk), -torch.inf)
     return scores
@@ -47,6 +48,17 @@ def _unseen(view: View, chunk: Chunk) -> Tensor:
     """bool `[tiles, seen]`: blocks that begin behind the tile's last row."""
     block = torch.arange(chunk.seen, device=chunk.rows.device)
     return block * view.block > chunk.positions[:, -1:]
+
+
+def _reduced(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
+    """Tile scores `[G, tiles, seen]` from what the scorer found `[G, tiles, rows, seen]`."""
+    assert policy.scorer is not None
+    if policy.aggregate in NORMALISED:
+        return _normalised(view, chunk, found, policy)
+    if policy.aggregate == SOFTMAX:
+        masses = found.log() if policy.scorer.votes else found
+        return log_shares(masses.masked_fill(_unseen(view, chunk)[:, None], -torch.inf)).amax(-2)
+    return AGGREGATES[policy.aggregate](found)
 
 
 def _normalised(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..policy import SCORERS
 from ..scorers import Quest, mean_key
+from .parameters import check_shrink
 
 
 @SCORERS.register("box")
@@ -24,8 +25,7 @@ class Box(Quest):
     c: float = 0.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.c, (int, float)) or isinstance(self.c, bool) or not 0 <= self.c <= 1:
-            raise ValueError(f"c must be in [0, 1], from the block's mean to its whole box, got {self.c!r}")
+        check_shrink(self.c)
 
     def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
         mean, (high, low) = mean_key(keys, block), super().summarise(keys, block)
