@@ -43,6 +43,7 @@ def test_capture_then_compare(tiny: Path, tmp_path: Path, capsys: pytest.Capture
         "Captured prompts of probe-needle",
         "What choosing costs: layer 1 of a captured prompt of 512 tokens, 1 thread",
         "Error by layer, budget 4",
+        "Gold mass by layer, budget 4",
     ):
         assert title in page.out
     text = (out / "compare.md").read_text()
@@ -59,6 +60,9 @@ def test_capture_then_compare(tiny: Path, tmp_path: Path, capsys: pytest.Capture
     found = {s["policy"]: s for s in data["captured"]["all"]["policies"]}
     assert found["dense"]["error"] == pytest.approx(0, abs=1e-6)
     assert 0 < found[fill]["mass"] < 1
+    assert found["dense"]["gold"] == 1
+    assert 0 < found[fill]["gold"] < 1
+    assert found["dense"]["gold_there"] == found[fill]["gold_there"]
     assert {c["policy"]: c["vectors"] for c in data["costs"]}[fill] == 2
     assert {p.number for p in Capture.open(taken).prompts()} == {0, 1}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 import closecall
 import oracle
+from closecall.compare import quality
 from closecall.compare.capture import Asked, Capture, Layer, Prompt
 from closecall.compare.quality import Findings, dense_of, judge, judge_all, judge_prompt
 from closecall.evaluate.panel import Spec
@@ -34,7 +37,7 @@ def layer_of(seed: int, softcap: float) -> Layer:
 @pytest.mark.parametrize("name", POLICIES)
 def test_against_brute_force(name: str, softcap: float) -> None:
     policy, layer = POLICIES[name], layer_of(1, softcap)
-    asked = [Asked(149, ((3, 20), (100, 101))), Asked(80, ((40, 45),))]
+    asked = [Asked(149, ((3, 20), (100, 101), (101, 102))), Asked(80, ((40, 45), (78, 84)))]
     found = judge(layer, policy, asked, dense_of(layer))
     kept = kept_of(closecall.select(layer.q, layer.k, policy, scale=0.3))
     plan = oracle.tiles(1, 150, 150, policy.block, policy.tile)
@@ -68,9 +71,26 @@ def test_against_brute_force(name: str, softcap: float) -> None:
     assert found.hit == pytest.approx(np.mean(hits))
     assert found.union == pytest.approx(np.mean([any(x) for x in hits]))
     assert found.effective_budget == pytest.approx(np.mean([len(x) for x in kept.values()]))
+
+    # Gold mass: exact probabilities of the keys of gold blocks, each once, by whether the head keeps the block.
+    there = held = 0.0
+    for one in asked:
+        golden = {t // policy.block for start, stop in one.gold for t in range(start, stop)}
+        for h, key in itertools.product(range(4), range(one.row + 1)):
+            if key // policy.block in golden:
+                there += p[h, one.row, key]
+                held += p[h, one.row, key] * (key // policy.block in kept[0, h, one.row // policy.tile])
+    # Two float64 computations of the same sum: they differ by roundings of logits and of fewer than 1000 terms.
+    rounding = 1000 * 2.0**-53 * max(np.abs(logits[np.isfinite(logits)]).max(), 1) * there
+    assert found.gold_there is not None
+    assert found.gold_kept is not None
+    assert abs(found.gold_there - there) <= rounding
+    assert abs(found.gold_kept - held) <= rounding
+    assert found.gold == found.gold_kept / found.gold_there
     if name == "dense":
-        assert (found.hit, found.union) == (1, 1)
+        assert (found.hit, found.union, found.gold) == (1, 1, 1)
     else:
+        assert 0 < found.gold < 1
         assert found.mass < 0.99
         assert found.error > 0.05
 
@@ -79,6 +99,13 @@ def test_without_gold_there_are_no_hits() -> None:
     layer = layer_of(2, 0.0)
     found = judge(layer, POLICIES["quest"], [Asked(149, ())], dense_of(layer))
     assert (found.hit, found.union) == (None, None)
+    assert (found.gold, found.gold_kept, found.gold_there) == (None, None, None)
+
+
+def test_gold_that_the_row_cannot_see_has_no_mass() -> None:
+    layer = layer_of(3, 0.0)
+    found = judge(layer, POLICIES["quest"], [Asked(40, ((100, 120),))], dense_of(layer))
+    assert (found.hit, found.gold_there, found.gold) == (0, 0, None)
 
 
 VARIANTS = [
@@ -138,6 +165,27 @@ def test_a_line_cut_short_is_found_again(copied: Capture) -> None:
         assert len(findings) == len(rows) - 1
         assert judge_prompt(copied, prompt, VARIANTS, findings) == rows
     assert path.read_bytes() == whole
+
+
+def test_findings_of_an_older_version_are_found_again(copied: Capture) -> None:
+    """Lines without the gold mass, under the keys they had."""
+    path = copied.directory / "quality.jsonl"
+    prompt = copied.prompts()[0]
+    old = {"key": "0" * 64, "mass": 0.5, "error": 0.5, "hit": 0.5, "union": 0.5, "effective_budget": 4.0}
+    path.write_text(json.dumps(old) + "\n")
+    with Findings(path) as findings:
+        assert len(findings) == 0
+        rows = judge_prompt(copied, prompt, VARIANTS, findings)
+    with Findings(path) as findings:
+        assert len(findings) == len(rows) == len(path.read_text().splitlines()) - 1
+        assert judge_prompt(copied, prompt, VARIANTS, findings) == rows
+
+
+def test_the_key_knows_what_is_measured(copied: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, policy = copied.prompts()[0], POLICIES["quest"]
+    now = quality.key_of(copied, prompt, 0, policy)
+    monkeypatch.setattr(quality, "MEASURED", quality.MEASURED - 1)
+    assert quality.key_of(copied, prompt, 0, policy) != now
 
 
 def test_other_captures_are_other_findings(copied: Capture) -> None:

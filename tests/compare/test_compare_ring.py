@@ -141,8 +141,17 @@ def test_answers_of_one_part(part: str, tiny: Path, tmp_path: Path) -> None:
 # -- captured layers ---------------------------------------------------------------------------------------------------
 
 
-def judged(name: str, number: int, layer: int, error: float, *, hit: float | None = 0.5, kept: float = 10.0) -> Judged:
-    return Judged("task", 512, 0, number, layer, name, 4, Quality(1 - error, error, hit, hit, kept))
+def judged(
+    name: str,
+    number: int,
+    layer: int,
+    error: float,
+    *,
+    hit: float | None = 0.5,
+    kept: float = 10.0,
+    gold: tuple[float, float] | tuple[None, None] = (0.25, 0.5),
+) -> Judged:
+    return Judged("task", 512, 0, number, layer, name, 4, Quality(1 - error, error, hit, hit, kept, *gold))
 
 
 def bouts_of(**errors: list[float]) -> Captured:
@@ -180,17 +189,48 @@ def test_bouts_at_other_budgets_are_not_counted() -> None:
 
 
 def test_prompts_without_gold() -> None:
-    rows = [judged(name, i, 0, 0.25, hit=None) for name in ("quest", "topk") for i in range(3)]
-    (bout,) = Captured(rows, ["quest"]).bouts[None]
-    assert (bout.hit, bout.p_hit) == (None, None)
-    text = report.bout_table([bout], "title").text()
-    assert "hit" not in text.splitlines()[2]
+    rows = [judged(name, i, 0, 0.25, hit=None, gold=(None, None)) for name in ("quest", "topk") for i in range(3)]
+    captured = Captured(rows, ["quest"])
+    (bout,) = captured.bouts[None]
+    assert (bout.hit, bout.p_hit, bout.gold, bout.p_gold) == (None, None, None, None)
+    assert {(s.gold, s.gold_kept, s.gold_there) for s in captured.scores()} == {(None, None, None)}
+    for text in (report.bout_table([bout], "title").text(), report.score_table(captured.scores(), "title").text()):
+        assert "hit" not in text.splitlines()[2]
+        assert "gold" not in text.splitlines()[2]
+    assert [t.title for t in report.layer_tables(captured)] == ["Mass by layer, budget 4", "Error by layer, budget 4"]
+
+
+def test_gold_mass_adds_up_over_layers() -> None:
+    """A layer that hardly looks at gold counts for little, whatever share of it is kept."""
+    rows = []
+    for i in range(8):
+        rows += [judged("quest", i, 0, 0.25, gold=(0.0, 0.5)), judged("quest", i, 1, 0.25, gold=(1.5, 1.5))]
+        rows += [judged("topk", i, 0, 0.25, gold=(0.5, 0.5)), judged("topk", i, 1, 0.25, gold=(0.0, 1.5))]
+    captured = Captured(rows, ["quest"])
+    found = {s.policy: s for s in captured.scores()}
+    assert (found["quest"].gold, found["topk"].gold) == (0.75, 0.25)  # the means of the layers' shares would be equal
+    assert (found["quest"].gold_kept, found["quest"].gold_there) == (12, 16)
+    assert {s.policy: s.gold for s in captured.scores(layer=0)} == {"quest": 0, "topk": 1}
+    (bout,) = captured.bouts[None]
+    assert (bout.gold, bout.p_gold) == (-0.5, 2 / 2**8)
+    lines = report.bout_table([bout], "title").text().splitlines()
+    assert "gold mass  Holm p" in lines[2]
+    assert "-0.500   0.008" in lines[4]
+    table = next(t for t in report.layer_tables(captured) if t.title == "Gold mass by layer, budget 4")
+    shown = [line.split() for line in table.text().splitlines()]
+    assert shown[2] == ["layer", "of", "all", "quest", "topk"]
+    assert shown[4:6] == [["0", "25.0%", "0.000", "1.000"], ["1", "75.0%", "1.000", "0.000"]]
+    data: Any = json.loads(report.as_json({}, None, captured, []))
+    listed = {s["policy"]: s for s in data["captured"]["all"]["policies"]}
+    assert (listed["quest"]["gold"], listed["quest"]["gold_there"]) == (0.75, 16)
+    assert {s["policy"]: s["gold"] for s in data["captured"]["by_layer"]["1"]} == {"quest": 1, "topk": 0}
+    assert data["captured"]["all"]["bouts"][0]["p_gold"] == 2 / 2**8
 
 
 def test_layers_one_by_one() -> None:
     captured = bouts_of(quest=[0.25, 0.5], topk=[0.125, 0.25])
     tables = {t.title: t for t in report.layer_tables(captured)}
-    assert list(tables) == ["Mass by layer, budget 4", "Error by layer, budget 4", "Hit by layer, budget 4"]
+    assert list(tables) == [f"{what} by layer, budget 4" for what in ("Mass", "Error", "Hit", "Gold mass")]
     lines = tables["Error by layer, budget 4"].text().splitlines()
     assert lines[2].split() == ["layer", "quest", "topk"]
     assert lines[4].split() == ["0", "0.3750", "0.1875"]

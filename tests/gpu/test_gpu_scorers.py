@@ -1,4 +1,4 @@
-"""Boxes, outlying keys and shares of mass in the Triton kernels, under the interpreter, on shapes of its size.
+"""Boxes, outlying keys and row-normalised scores in the Triton kernels, under the interpreter, on shapes of its size.
 
 What a tile thinks of a block is computed once more from its definition, in float64 and with a bound on how far float32
 may be from it. It shares no code with the package.
@@ -40,12 +40,19 @@ U = 2.0**-24
 ENGINE = Patient("triton")
 REFERENCE = Engine("reference")
 MASSES = ("mass", "mass-max")
+ROW_NORMALISED = (*MASSES, "softmax")
 SCORED: dict[str, tuple[str, dict[str, Any]]] = {
     "mean": ("mean", {}), "quest": ("quest", {}), "box": ("box", {"c": 0.4}), "1 outlier": ("outliers", {"m": 1}),
-    "3 outliers": ("outliers", {"m": 3}),
+    "3 outliers": ("outliers", {"m": 3}), "1 boxed outlier": ("outliers", {"m": 1, "c": 0.5}),
+    "2 boxed outliers": ("outliers", {"m": 2, "c": 0.3}),
 }  # fmt: skip
 # Those that test_kernels.py does not hold against an oracle.
-PAIRS = [(s, a) for s in SCORED for a in ("max", "mean", *MASSES) if a in MASSES or s not in ("mean", "quest")]
+PAIRS = [
+    (scored, aggregate)
+    for scored in SCORED
+    for aggregate in ("max", "mean", *ROW_NORMALISED)
+    if aggregate in ROW_NORMALISED or scored not in ("mean", "quest")
+]
 
 
 @dataclass(frozen=True)
@@ -101,31 +108,58 @@ def rounded(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return exact(torch.from_numpy(x).to(dtype))
 
 
+def outliers_of(rows: np.ndarray, keys: np.ndarray, dtype: torch.dtype, m: int, c: float = 0.0) -> list[Vector]:
+    n, dim = keys.shape
+    roundings = U * (dim + 8)
+    stored = [(rows @ x, roundings * np.abs(rows) @ np.abs(x), 1.0) for x in keys]
+    if n <= m + 1:  # a short block, never ranked: all of its keys are stored, whichever comes first
+        return stored
+    mean, size = keys.mean(0), np.abs(keys).mean(0)
+    apart = ((keys - mean) ** 2).sum(1)
+    far = sorted(range(n), key=lambda j: (-apart[j], j))
+    # The differences are off by that much of the keys' size, their squares' sum by twice that and D roundings.
+    blur = 4 * U * ((n + 4) * (np.abs(keys - mean) * (np.abs(keys) + size)).sum(1).max() + dim * apart.max())
+    assert apart[far[m - 1]] - apart[far[m]] > 2 * blur, "which keys are outlying must not depend on rounding"
+    others = keys[far[m:]]
+    middle = others.mean(0)
+    off = U * (len(others) + 2) * np.abs(others).mean(0)
+    if c:
+        off = off + 8 * U * (np.abs(middle) + np.abs(others).max(0))
+    best, error = np.full(len(rows), 0.0), np.full(len(rows), 0.0)
+    for end, mine in ((others.max(0), np.maximum(rows, 0)), (others.min(0), np.minimum(rows, 0))):
+        side = middle + c * (end - middle)
+        doubt = rounded(side + off, dtype) - rounded(side - off, dtype)
+        best = best + mine @ rounded(side, dtype)
+        error = error + np.abs(mine) @ (doubt + 2 * roundings * np.abs(rounded(side, dtype)))
+    return [(best, error, n - m), *(stored[j] for j in far[:m])]
+
+
 def vectors_of(rows: np.ndarray, keys: np.ndarray, scored: str, dtype: torch.dtype) -> list[Vector]:
     """Of one block. Errors count operations: n additions for a mean, D for a product, a few for what is between."""
     name, given = SCORED[scored]
     n, dim = keys.shape
     mean, size = keys.mean(0), np.abs(keys).mean(0)
     if name == "outliers":
-        m = given["m"]
-        apart = ((keys - mean) ** 2).sum(1)
-        far = sorted(range(n), key=lambda j: (-apart[j], j))
-        # The differences are off by that much of the keys' size, their squares' sum by twice that and D roundings.
-        blur = 4 * U * ((n + 4) * (np.abs(keys - mean) * (np.abs(keys) + size)).sum(1).max() + dim * apart.max())
-        assert apart[far[m - 1]] - apart[far[m]] > 2 * blur, "which keys are outlying must not depend on rounding"
-        others = keys[far[m:]]
-        off = U * (len(others) + 2) * np.abs(others).mean(0)
-        rest = rounded(others.mean(0), dtype)
-        doubt = rounded(others.mean(0) + off, dtype) - rounded(others.mean(0) - off, dtype)
-        listed = [(rest, doubt, n - m), *((keys[j], 0 * mean, 1) for j in far[:m])]
-        roundings = U * (dim + 8)
-        return [(rows @ x, np.abs(rows) @ (e + roundings * np.abs(x)), w) for x, e, w in listed]
+        return outliers_of(rows, keys, dtype, **given)
     if name == "mean":
         return [(rows @ mean, U * (n + dim + 8) * (np.abs(rows) @ size), n)]
     c = given.get("c", 1.0)
     high, low = mean + c * (keys.max(0) - mean), mean + c * (keys.min(0) - mean)
     best = np.maximum(rows * high, rows * low).sum(1)
     return [(best, U * (n + dim + 16) * (np.abs(rows) @ (size + np.abs(keys).max(0))), n)]
+
+
+def log_shares(bests: dict[int, tuple[np.ndarray, np.ndarray]], free: list[int]) -> dict[int, tuple[float, float]]:
+    """The largest over rows of a row's log softmax over all blocks there are, from its scores and their errors."""
+    logits, off = (np.stack([pair[i] for pair in bests.values()], 1) for i in (0, 1))
+    delta = off + 16 * U * np.abs(logits).max(1, keepdims=True)  # shifted by the largest, in base 2
+    top = logits.max(1, keepdims=True)
+    lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
+    spread = np.log((np.exp(logits - lse) * np.exp(delta)).sum(1, keepdims=True))
+    error = delta + spread + U * (18 * len(bests) + 32) + 4 * U * np.abs(lse)
+    place = list(bests)
+    columns = {b: place.index(b) for b in free}
+    return {b: (float((logits - lse)[:, i].max()), float(error[:, i].max())) for b, i in columns.items()}
 
 
 def tile_scores(
@@ -136,14 +170,16 @@ def tile_scores(
     rows = exact(q)[tile.batch, head, tile.rows]
     keys = exact(k)[tile.batch, head // group]
     free = sorted(set(tile.visible) - tile.forced(call.sinks))
-    vectors = {b: vectors_of(rows, keys[tile.keys(b)], scored, q.dtype) for b in free}
+    wanted = tile.visible if aggregate == "softmax" else free
+    vectors = {b: vectors_of(rows, keys[tile.keys(b)], scored, q.dtype) for b in wanted}
     logits = {b: [(scale * p, 1.01 * scale * e + 4 * U * np.abs(scale * p), w) for p, e, w in vs]
               for b, vs in vectors.items()}  # fmt: skip
+    bests = {b: (np.max([x for x, _, _ in vs], 0), np.max([e for _, e, _ in vs], 0)) for b, vs in logits.items()}
+    if aggregate == "softmax":
+        return log_shares(bests, free)
     if aggregate in ("max", "mean"):
         found = {}
-        for b, listed in logits.items():
-            best = np.max([x for x, _, _ in listed], 0)
-            off = np.max([e for _, e, _ in listed], 0)
+        for b, (best, off) in bests.items():
             if aggregate == "max":
                 found[b] = float(best.max()), float(off.max())
             else:

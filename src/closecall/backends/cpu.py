@@ -45,7 +45,7 @@ if _native is not None:
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORERS = {"mean": 0, "quest": 1, "auto": 1, "box": 2, "outliers": 3}
-_AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3}
+_AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3, "softmax": 4}
 _MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 
 
@@ -124,7 +124,8 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
     kinds = (_SCORERS[scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
     forced = _forced_mass(q, k, geometry, scale, policy.sinks) if policy.aggregate in NORMALISED else None
     masses = (0 if forced is None else forced.data_ptr(), q.shape[2])
-    given = (float(scorer.c) if isinstance(scorer, Box) else 0.0, scorer.m if isinstance(scorer, Outliers) else 0)
+    shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
+    given = (shrink, scorer.m if isinstance(scorer, Outliers) else 0)
     outputs = (order.data_ptr(), scores.data_ptr(), *masses, *given, scale, torch.get_num_threads(), _tier())
     _native.rank(_pack((*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds, *outputs)))
     return Ranked(order, scores, geometry.visible, geometry.forced(policy.sinks), geometry.sequence)

@@ -9,8 +9,8 @@ Limits:
 * head and value dims up to 256; float32, bfloat16, float16;
 * scorers other than `mean`, `quest`, `box` and `outliers`, one's own among them, are scored by the reference backend,
   which does ask the device;
-* an infinite coordinate in a key makes its block's `quest` or `box` score NaN, so the block ranks last; an infinite
-  value makes the rows that attend to it NaN;
+* an infinite coordinate in a key makes its block's score NaN where the scorer makes boxes, so the block ranks last; an
+  infinite value makes the rows that attend to it NaN;
 * under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
 """
 
@@ -39,7 +39,7 @@ from .gpu.tables import Tables, tables
 
 FEW_ROWS = 16  # decode: calls of at most this many query rows
 _SCORERS = ("mean", "quest", "auto", "box", "outliers")
-_AGGREGATES = ("max", "mean", "mass", "mass-max")
+_AGGREGATES = ("max", "mean", "mass", "mass-max", "softmax")
 
 
 @functools.cache
@@ -127,25 +127,28 @@ def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Ten
     scorer = policy.scorer
     assert scorer is not None
     outliers = scorer.name == "outliers"
+    shrink = float(getattr(scorer, "c", 1.0))
     vectors = getattr(scorer, "m", 0) + 1
     slots, dim = here.blocks.shape[0], k.shape[3]
     width = launch.padded(dim)
-    told = launch.layout(scorer.name, vectors, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
+    kind = "boxed-outliers" if outliers and shrink else scorer.name
+    told = launch.layout(kind, vectors, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
     chosen = launch.choose("outliers" if outliers else "summaries", _arch(k.device), dim, dim, k.dtype)
     keys = _fit(chosen.keys, block)
     common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
     # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
-    kind = torch.float32 if outliers and _wide(k) else k.dtype
-    out = k.new_empty(k.shape[1], vectors * told["PLANES"], slots, width, dtype=kind)
+    dtype = torch.float32 if outliers and _wide(k) else k.dtype
+    out = k.new_empty(k.shape[1], told["PLANES"] + vectors - 1, slots, width, dtype=dtype)
     with _running(k.device) as kernel:
         if outliers:
             kernel.outliers_kernel[(slots, k.shape[1])](
-                k, out, here.blocks, *k.stride(), slots, VECTORS=vectors, WIDTH=width, DIM=dim, **common
-            )
+                k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], VECTORS=vectors, WIDTH=width, DIM=dim,
+                **common,
+            )  # fmt: skip
         else:
             kernel.summaries_kernel[(slots, k.shape[1])](
-                k, out, here.blocks, *k.stride(), slots, float(getattr(scorer, "c", 1.0)), BOX=told["BOX"],
-                SHRUNK=scorer.name == "box", PLANES=told["PLANES"], SHIFT=told["SHIFT"], WIDTH=width, DIM=dim, **common,
+                k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], SHRUNK=scorer.name == "box",
+                PLANES=told["PLANES"], SHIFT=told["SHIFT"], WIDTH=width, DIM=dim, **common,
             )  # fmt: skip
     return out.to(k.dtype), told
 
@@ -178,9 +181,9 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
         return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
     summaries, told = _summarise(k, policy, here, geometry.block)
     slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
-    mass = policy.aggregate.startswith("mass")
+    mass, softmax = policy.aggregate.startswith("mass"), policy.aggregate == "softmax"
     told |= {
-        "TILE": geometry.tile, "BLOCK": geometry.block, "WIDE": _wide(q),
+        "TILE": geometry.tile, "BLOCK": geometry.block, "SOFTMAX": softmax, "WIDE": _wide(q),
         "PRECISION": launch.precision(arch, launch.DTYPES[q.dtype]),
         "SLICE": launch.score_slice(dim, launch.DTYPES[q.dtype]),
     }  # fmt: skip
@@ -189,11 +192,12 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
         sizes = {"ROWS": _fit(chosen.rows, geometry.tile), "KEYS": _fit(chosen.keys, n_blocks)}
         return told | sizes | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
 
-    sums = scores  # not read where scores are not masses
+    sums = own = scores  # not read where rows are not normalised
     if mass:
         own = _forced_mass(q, k, geometry, here, scale, policy.sinks)
-        sums = torch.empty(batch, heads, rows, 2, device=q.device)
         scale *= math.log2(math.e)
+    if mass or softmax:
+        sums = torch.empty(batch, heads, rows, 2 if mass else 1, device=q.device)
 
         def add_up(chosen: launch.Launch) -> None:
             constants = fitted(chosen)

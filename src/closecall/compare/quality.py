@@ -1,7 +1,7 @@
 """How well a policy does on captured layers: softmax mass it retains, error of the output, gold blocks it keeps.
 
-All of it is exact, up to float32 arithmetic, and needs no (row, key) pairs beyond those of attention itself: a row's
-retained mass is the ratio of its two softmax denominators, over kept keys and over all.
+All of it is exact, up to float32 arithmetic, and needs no (row, key) pairs beyond those of attention itself, but for
+the few rows that ask: a row's retained mass is the ratio of its two softmax denominators, over kept keys and over all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .capture import FORMAT, Asked, Capture, Layer, Prompt
 from .parts import belongs
 
 Variant = tuple[Spec, int]
+MEASURED = 2  # raise it when more is measured, or otherwise: older findings then no longer count
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,13 @@ class Quality:
 
     mass: the share of a row's softmax mass that the kept blocks hold, mean over rows and heads. error: the 2-norm of
     the output's error over all rows and heads, relative to that of the dense output. hit: the share of
-    (gold block, head) pairs kept by the tile that asks; union: of gold blocks kept by any head. None without gold.
+    (gold block, head) pairs kept by the tile that asks; union: of gold blocks kept by any head.
+
+    gold_there: the softmax mass that the dense attention of the rows that ask puts on their gold blocks, summed over
+    rows and heads; gold_kept: as much of it as lies in kept blocks. Sums, because most heads look elsewhere: over
+    layers and prompts they add up, while the mean of their ratios would be the noise of those that see nothing.
+
+    None without gold.
     """
 
     mass: float
@@ -42,6 +49,17 @@ class Quality:
     hit: float | None
     union: float | None
     effective_budget: float
+    gold_kept: float | None
+    gold_there: float | None
+
+    @property
+    def gold(self) -> float | None:
+        """What a gold hit is worth: the share of the mass on gold blocks that is kept. None where there is none."""
+        return share(self.gold_kept, self.gold_there)
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,17 @@ def dense_of(layer: Layer) -> tuple[Tensor, Tensor]:
     return attention(layer.q, layer.k, layer.v, "dense", scale=layer.scale, softcap=layer.softcap, return_lse=True)
 
 
+def block_masses(layer: Layer, row: int, blocks: Sequence[int], block: int) -> Tensor:
+    """float64 `[H, len(blocks)]`: the row's softmax mass on these blocks, of all the keys it sees, head by head."""
+    heads, kv_heads, seen = layer.q.shape[1], layer.k.shape[1], row + 1
+    q = layer.q[0, :, row].double().view(kv_heads, heads // kv_heads, -1)
+    logits = layer.scale * (q @ layer.k[0, :, :seen].double().mT)
+    if layer.softcap:
+        logits = layer.softcap * (logits / layer.softcap).tanh()
+    mass = logits.softmax(-1).flatten(0, 1)
+    return torch.stack([mass[:, b * block : (b + 1) * block].sum(1) for b in blocks], 1)
+
+
 def judge(layer: Layer, policy: Policy, asked: Sequence[Asked], dense: tuple[Tensor, Tensor]) -> Quality:
     """The policy on one layer, given what `dense_of` found."""
     whole, whole_lse = dense
@@ -75,9 +104,15 @@ def judge(layer: Layer, policy: Policy, asked: Sequence[Asked], dense: tuple[Ten
     mass = (lse.double() - whole_lse.double()).exp().clamp(max=1.0)
     off, size = torch.linalg.vector_norm((out - whole).double()), torch.linalg.vector_norm(whole.double())
     hits: list[Tensor] = []
+    gold_kept = gold_there = 0.0
     for one in asked:
         held = kept.kv_idx[0, :, one.row // policy.tile]  # [H, width]; the sentinel is no block
-        hits += [(held == block).any(-1) for block in one.blocks(policy.block)]
+        found = {block: (held == block).any(-1) for block in one.blocks(policy.block)}
+        hits += [found[block] for block in one.blocks(policy.block)]
+        if found:  # mass counts once, however many spans share the block
+            there = block_masses(layer, one.row, list(found), policy.block)
+            gold_there += float(there.sum())
+            gold_kept += float(there.where(torch.stack(list(found.values()), 1), 0.0).sum())
     heads = torch.stack(hits).float() if hits else None
     return Quality(
         mass=float(mass.mean()),
@@ -85,6 +120,8 @@ def judge(layer: Layer, policy: Policy, asked: Sequence[Asked], dense: tuple[Ten
         hit=None if heads is None else float(heads.mean()),
         union=None if heads is None else float(heads.amax(1).mean()),
         effective_budget=kept.effective_budget,
+        gold_kept=None if heads is None else gold_kept,
+        gold_there=None if heads is None else gold_there,
     )
 
 
@@ -96,10 +133,12 @@ class Findings:
         self._found: dict[str, Quality] = {}
         whole = path.read_bytes() if path.exists() else b""
         good = whole[: whole.rfind(b"\n") + 1]  # a line without an end was being written when its process died
+        measured = {f.name for f in dataclasses.fields(Quality)}
         for line in good.splitlines():
             data = json.loads(line)
             key = data.pop("key")
-            self._found[key] = Quality(**data)
+            if set(data) == measured:  # not one of another version, whose key nobody asks for
+                self._found[key] = Quality(**data)
         self._file = path.open("ab")
         self._file.truncate(len(good))
 
@@ -123,7 +162,7 @@ class Findings:
 
 def key_of(capture: Capture, prompt: Prompt, layer: int, policy: Policy) -> str:
     """All that a quality depends on."""
-    parts = [SEMANTICS, FORMAT, capture.fingerprint, capture.manifest["saved_as"], prompt.example, layer]
+    parts = [SEMANTICS, FORMAT, MEASURED, capture.fingerprint, capture.manifest["saved_as"], prompt.example, layer]
     return hashlib.sha256(json.dumps([*parts, policy.to_json()]).encode()).hexdigest()
 
 
@@ -169,7 +208,7 @@ def _judge(capture: Capture, prompt: Prompt, policies: dict[Variant, Policy], fi
             dense = dense_of(layer)
             for variant, policy in policies.items():
                 if findings.get(keys[variant]) is None:
-                    findings.add(keys[variant], judge(layer, policy, prompt.asked, dense))
+                    findings.add(keys[variant], judge(layer, policy.for_layer(number), prompt.asked, dense))
         for (spec, budget), key in keys.items():
             quality = findings.get(key)
             assert quality is not None

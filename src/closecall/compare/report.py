@@ -98,10 +98,12 @@ _SCORE = (
     Column("error", lambda r: r["it"].error, ".4f"),
     Column("hit", lambda r: r["it"].hit, ".3f"),
     Column("union", lambda r: r["it"].union, ".3f"),
+    Column("gold mass", lambda r: r["it"].gold, ".3f"),
 )
 _QUALITY = (
     "mass: softmax mass in kept blocks, mean over rows and heads; error: of the output, 2-norm relative to dense;",
     "hit: (gold block, head) pairs kept by the tile that asks; union: gold blocks kept by any head. Means over layers.",
+    "gold mass: of the mass that the rows that ask put on gold blocks, over all heads and layers, the share kept.",
 )
 
 
@@ -118,26 +120,39 @@ def bout_table(bouts: Sequence[Bout], title: str) -> Table:
         Column("Holm p", lambda r: _p(r["it"].p) if r["it"].fair else None),
         Column("hit", lambda r: f"{r['it'].hit:+.3f}" if r["it"].fair and r["it"].hit is not None else None),
         Column("Holm p", lambda r: _p(r["it"].p_hit) if r["it"].fair else None),
+        Column("gold mass", lambda r: f"{r['it'].gold:+.3f}" if r["it"].fair and r["it"].gold is not None else None),
+        Column("Holm p", lambda r: _p(r["it"].p_gold) if r["it"].fair else None),
         Column("verdict by error", lambda r: r["it"].verdict, left=True),
     )
-    notes = ("error, hit: differences; a smaller error wins the prompt.", FAIR, VERDICT)
+    notes = ("error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)
     return Table(title, columns, _rows(bouts), notes)
+
+
+_BY_LAYER = (("Mass", "mass", ".4f"), ("Error", "error", ".4f"), ("Hit", "hit", ".3f"), ("Gold mass", "gold", ".3f"))
+_OF_ALL = "of all: the layer's part of the mass on gold blocks over all layers. Where it is small, little can be lost."
 
 
 def layer_tables(captured: Captured) -> list[Table]:
     """For every budget and measure, layers down and policies across."""
     by_layer = {layer: captured.scores(layer=layer) for layer in captured.layers}
+    there = {layer: next((s.gold_there for s in scores), None) for layer, scores in by_layer.items()}
+    whole = sum(x for x in there.values() if x)
     found = []
     for budget in sorted({s.budget for scores in by_layer.values() for s in scores if s.budget}):
         names = list(dict.fromkeys(s.policy for s in by_layer[captured.layers[0]] if s.budget == budget))
-        for measure, spec in (("mass", ".4f"), ("error", ".4f"), ("hit", ".3f")):
-            rows = [
+        for title, measure, spec in _BY_LAYER:
+            rows: list[dict[str, Any]] = [
                 {"layer": layer} | {s.policy: getattr(s, measure) for s in scores if s.budget == budget}
                 for layer, scores in by_layer.items()
             ]
+            if all(row[name] is None for row in rows for name in names):
+                continue  # nothing here has gold
             columns = [Column("layer", lambda r: r["layer"])]
+            if measure == "gold":
+                columns.append(Column("of all", lambda r: (there[r["layer"]] or 0.0) / whole, ".1%"))
             columns += [Column(name, lambda r, name=name: r[name], spec) for name in names]  # type: ignore[misc]
-            found.append(Table(f"{measure.capitalize()} by layer, budget {budget}", columns, rows))
+            notes = (_OF_ALL,) if measure == "gold" else ()
+            found.append(Table(f"{title} by layer, budget {budget}", columns, rows, notes))
     return found
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from ..evaluate import runner, statistics, summary
 from ..evaluate.matched import TOLERANCE
@@ -18,7 +19,7 @@ from ..evaluate.statistics import Comparison, Estimate
 from ..evaluate.store import Store
 from ..evaluate.summary import Group, Variant
 from .parts import belongs, check_part, numbers
-from .quality import Row
+from .quality import Row, share
 
 LEVEL = 0.05  # Holm-corrected: below it a difference is called one
 
@@ -172,7 +173,10 @@ MEASURES: dict[str, Callable[[Row], float | None]] = {
 
 @dataclass(frozen=True)
 class Score:
-    """One policy at one budget on captured layers: means over rows of what was found."""
+    """One policy at one budget on captured layers: means over rows of what was found.
+
+    gold: of all the softmax mass on gold blocks, over prompts, layers and heads (`gold_there`), the share in kept ones.
+    """
 
     policy: str
     budget: int
@@ -181,11 +185,14 @@ class Score:
     error: float | None
     hit: float | None
     union: float | None
+    gold: float | None
+    gold_kept: float | None
+    gold_there: float | None
 
 
 @dataclass(frozen=True)
 class Bout:
-    """One policy against another on captured prompts, by output error and by gold hits.
+    """One policy against another on captured prompts, by output error, gold hits and gold mass.
 
     wins, losses: prompts with the smaller and with the larger error; p: sign flips of whole prompts, Holm-corrected.
     """
@@ -201,6 +208,8 @@ class Bout:
     p: float
     hit: float | None  # the difference of mean hits: positive is better
     p_hit: float | None
+    gold: float | None  # the difference of the prompts' mean shares of gold mass: positive is better
+    p_gold: float | None
 
     @property
     def verdict(self) -> str:
@@ -245,7 +254,9 @@ class Captured:
             if mine:
                 budgets = [r.quality.effective_budget for r in mine]
                 means = {name: _mean([read(r) for r in mine]) for name, read in MEASURES.items()}
-                found.append(Score(policy, budget, sum(budgets) / len(budgets), **means))
+                kept, there = _gold(mine)
+                gold = {"gold": share(kept, there), "gold_kept": kept, "gold_there": there}
+                found.append(Score(policy, budget, sum(budgets) / len(budgets), **means, **gold))
         return sorted(found, key=lambda s: s.budget)
 
     @cached_property
@@ -257,11 +268,21 @@ class Captured:
         """One Holm family."""
         by = {v: [r for r in rows if task in (None, r.task)] for v, rows in self._by.items()}
         found = [_bout(p, by[p[0], p[2]], by[p[1], p[2]]) for p in pairs(list(by), self.against)]
-        fair = [b for b in found if b.fair]
-        errors = dict(zip(map(id, fair), statistics.holm([b.p for b in fair]), strict=True))
-        gold = [b for b in fair if b.p_hit is not None]
-        hits = dict(zip(map(id, gold), statistics.holm([b.p_hit for b in gold if b.p_hit is not None]), strict=True))
-        return [dataclasses.replace(b, p=errors.get(id(b), b.p), p_hit=hits.get(id(b), b.p_hit)) for b in found]
+        for name in ("p", "p_hit", "p_gold"):
+            tested = [i for i, b in enumerate(found) if b.fair and getattr(b, name) is not None]
+            corrected = statistics.holm([getattr(found[i], name) for i in tested])
+            for i, p in zip(tested, corrected, strict=True):
+                change: dict[str, Any] = {name: p}
+                found[i] = dataclasses.replace(found[i], **change)
+        return found
+
+
+def _gold(rows: Sequence[Row]) -> tuple[float | None, float | None]:
+    """The sums of gold mass kept and of all there is; None where no row has gold."""
+    mine = [r.quality for r in rows if r.quality.gold_there is not None]
+    if not mine:
+        return None, None
+    return sum(x.gold_kept or 0.0 for x in mine), sum(x.gold_there or 0.0 for x in mine)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -279,15 +300,32 @@ def _per_prompt(rows: Sequence[Row], read: Callable[[Row], float | None]) -> dic
     return {prompt: sum(values) / len(values) for prompt, values in found.items()}
 
 
+def _gold_per_prompt(rows: Sequence[Row]) -> dict[Hashable, float]:
+    """Over layers the shares' parts add up, so that a layer counts for as much as it looks at gold."""
+    found: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.prompt, []).append(row)
+    shares = {prompt: share(*_gold(listed)) for prompt, listed in found.items()}
+    return {prompt: value for prompt, value in shares.items() if value is not None}
+
+
+def _difference(found: Sequence[dict[Hashable, float]], prompts: Sequence[Hashable]) -> tuple[float, float] | None:
+    """Of the two policies' means over the prompts that have the measure, with its p; None where none has."""
+    asked = [p for p in prompts if p in found[1]]
+    if not asked:
+        return None
+    x, y = ([values[p] for p in asked] for values in found)
+    return sum(x) / len(x) - sum(y) / len(y), statistics.cluster_test(x, y, asked)
+
+
 def _bout(pair: Pair, mine: Sequence[Row], theirs: Sequence[Row]) -> Bout:
     budgets = [_per_prompt(rows, lambda r: r.quality.effective_budget) for rows in (mine, theirs)]
     prompts = sorted(budgets[1], key=repr)
     off = mismatch(*([b[p] for p in prompts] for b in budgets))
     errors = [_per_prompt(rows, MEASURES["error"]) for rows in (mine, theirs)]
     a, b = ([e[p] for p in prompts] for e in errors)
-    hits = [_per_prompt(rows, MEASURES["hit"]) for rows in (mine, theirs)]
-    asked = [p for p in prompts if p in hits[1]]
-    x, y = ([h[p] for p in asked] for h in hits)
+    hit = _difference([_per_prompt(rows, MEASURES["hit"]) for rows in (mine, theirs)], prompts)
+    gold = _difference([_gold_per_prompt(rows) for rows in (mine, theirs)], prompts)
     return Bout(
         *pair,
         mismatch=off,
@@ -296,6 +334,8 @@ def _bout(pair: Pair, mine: Sequence[Row], theirs: Sequence[Row]) -> Bout:
         wins=sum(p < q for p, q in zip(a, b, strict=True)),
         losses=sum(p > q for p, q in zip(a, b, strict=True)),
         p=statistics.cluster_test(a, b, prompts),
-        hit=sum(x) / len(x) - sum(y) / len(y) if asked else None,
-        p_hit=statistics.cluster_test(x, y, asked) if asked else None,
+        hit=hit and hit[0],
+        p_hit=hit and hit[1],
+        gold=gold and gold[0],
+        p_gold=gold and gold[1],
     )

@@ -68,9 +68,10 @@ def padded(dim: int) -> int:
 
 
 def layout(scorer: str, vectors: int, dtype: str) -> dict[str, int]:
-    """How a block's `vectors` lie in planes, PLANES for each: those of `mean`, `box` have more bits than the type."""
+    """How a block's `vectors` lie in planes, PLANES for the first, which of `mean` and `box` has more bits than the
+    type, and one for each of the others. `outliers` with a box are called `boxed-outliers`."""
     parts, shift = MEAN_PARTS[dtype] if scorer in ("mean", "box") else (1, 0)
-    box = scorer in ("quest", "auto", "box")
+    box = scorer in ("quest", "auto", "box") or scorer.startswith("boxed")
     return {"BOX": box, "VECTORS": vectors, "PLANES": parts * (2 if box else 1), "SHIFT": shift}
 
 

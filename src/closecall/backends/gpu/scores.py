@@ -3,16 +3,16 @@
 # (Triton's language has no types, and its constants are capitals.)
 """Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed.
 
-A block is summarised by VECTORS vectors, each stored in PLANES planes: the parts of a vector, or of the two sides of a
-box. A row's score of a block is the largest of its products with the vectors; its estimated mass, in units of the
-softmax, the sum of their exponentials, of which the first vector's counts for all keys that have no vector of their
-own.
+A block is summarised by VECTORS vectors. The first stands for all keys that have no vector of their own and lies in
+PLANES planes: its parts, or those of the two sides of a box. Each of the others is a key, in one plane. A row's score of
+a block is the largest of its products with the vectors; its estimated mass, in units of the softmax, the sum of their
+exponentials, of which the first vector's counts for all keys that it stands for.
 """
 
 import triton
 import triton.language as tl
 
-from .steps import HUGE, LOG2_E, LOWEST, largest, rows_of, total
+from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, largest, rows_of, total
 
 # Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
 NEVER = tl.constexpr(-(2**63))
@@ -69,23 +69,62 @@ def row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.conste
 
 
 @triton.jit
-def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
-    """How many keys of a whole block a vector stands for; only whole blocks are ever ranked."""
-    return tl.where(vector == 0, BLOCK - VECTORS + 1.0, 1.0)
+def key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, PLANES: tl.constexpr,
+               PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The same with a vector after the first: keys as they are, whatever the first is made of."""
+    return row_scores(q, at, real, q_n, q_d, summary + (PLANES - 1 + vector) * plane, block, ok, plane, ROWS, KEYS, DIM,
+                      WIDTH, SLICE, False, 1, 0, PRECISION, WIDE)  # fmt: skip
+
+
+@triton.jit
+def best_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+                DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, VECTORS: tl.constexpr,
+                PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The largest over the vectors; NaN if one is."""
+    s = row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT,
+                   PRECISION, WIDE)  # fmt: skip
+    for vector in range(1, VECTORS):
+        one = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
+                         PLANES, PRECISION, WIDE)  # fmt: skip
+        s = tl.where((one > s) | (one != one), one, s)
+    return s
+
+
+@triton.jit
+def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
+    """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each.
+
+    UNIT is what a logit of 1 has in base 2. NaN counts for nothing, infinity as `most`.
+    """
+    s = tl.where(ok[None, :] & (s == s), tl.minimum(s, most), -float("inf"))
+    higher = tl.maximum(top, largest(s, 1))
+    found = total(tl.exp2((s - higher[:, None]) * UNIT), 1) * keys
+    return higher, mass * tl.exp2((top - higher) * UNIT) + found
+
+
+@triton.jit
+def share(s, top, keys):
+    """Masses relative to the row's largest logit, in base 2; NaN stays."""
+    return tl.exp2(tl.where(s > HUGE, HUGE, s) - top[:, None]) * keys
 
 
 @triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
 def sums_kernel(
     q, summaries, plan, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr,
-    SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr, VECTORS: tl.constexpr,
+    PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """What each row's masses add up to: one program does ROWS rows of one tile of one head.
 
     `forced [B, H, q_len]` is the log-sum-exp over the row's forced blocks; those that may be ranked are estimated.
     `scale` makes logits in base 2. Written are, to `sums [B, H, q_len, 2]`, the largest logit and one over the sum of
     the masses relative to it, which is 0 for a row whose forced mass is not a number: it has no say.
+
+    SOFTMAX adds up the exponentials of the scores of all blocks that the tile sees instead, and reads nothing of
+    `forced`. `scale` is then the plain one, and `sums [B, H, q_len]` gets the log-sum-exp, 0 if there is nothing to add
+    up. Not in base 2, so that infinite scores become float32's largest number, as in the reference.
     """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     tile = n_tiles - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
@@ -98,28 +137,42 @@ def sums_kernel(
         return
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     plane = n_slots.to(tl.int64) * WIDTH
-    summaries += (h // group).to(tl.int64) * (VECTORS * PLANES) * plane + slot.to(tl.int64) * WIDTH
+    summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
     at = part * ROWS + tl.arange(0, ROWS)
     real = at < rows
     line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at
-    own = tl.load(forced + line, mask=real, other=0.0) * LOG2_E
-    known = own == own
-    own = tl.where(known, own, -float("inf"))
-    top = tl.maximum(own, LOWEST)
-    mass = tl.exp2(own - top)
-    for start in range(0, pos // BLOCK, KEYS):  # from the tile's first own block on, all are forced or not visible
+    if SOFTMAX:
+        stop = (pos + rows - 1) // BLOCK + 1
+        top = tl.full([ROWS], -LARGEST, tl.float32)
+        mass = tl.full([ROWS], 0.0, tl.float32)
+    else:
+        stop = pos // BLOCK  # from the tile's first own block on, all are forced or not visible
+        own = tl.load(forced + line, mask=real, other=0.0) * LOG2_E
+        known = own == own
+        own = tl.where(known, own, -float("inf"))
+        top = tl.maximum(own, LOWEST)
+        mass = tl.exp2(own - top)
+    for start in range(0, stop, KEYS):
         block = start + tl.arange(0, KEYS)
-        ok = (block >= sinks) & (block < pos // BLOCK)
-        for vector in range(VECTORS):
-            s = scale * row_scores(q, at, real, q_n, q_d, summaries + vector * PLANES * plane, block, ok, plane, ROWS,
-                                   KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-            s = tl.where(ok[None, :] & (s == s), tl.minimum(s, HUGE), -float("inf"))
-            higher = tl.maximum(top, largest(s, 1))
-            found = total(tl.exp2(s - higher[:, None]), 1) * keys_behind(vector, BLOCK, VECTORS)
-            mass = mass * tl.exp2(top - higher) + found
-            top = higher
-    tl.store(sums + 2 * line, top, mask=real)
-    tl.store(sums + 2 * line + 1, tl.where(known & (mass > 0.0), 1.0 / mass, 0.0), mask=real)
+        if SOFTMAX:
+            ok = block < stop
+            s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                            VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+            top, mass = added(scale * s, ok, top, mass, 1.0, LARGEST, LOG2_E)
+        else:
+            ok = (block >= sinks) & (block < stop)
+            s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                           PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+            top, mass = added(scale * s, ok, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
+            for vector in range(1, VECTORS):
+                s = key_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                               SLICE, PLANES, PRECISION, WIDE)  # fmt: skip
+                top, mass = added(scale * s, ok, top, mass, 1.0, HUGE, 1.0)
+    if SOFTMAX:
+        tl.store(sums + line, tl.where(mass > 0.0, top + tl.log2(mass) * LN_2, 0.0), mask=real)
+    else:
+        tl.store(sums + 2 * line, top, mask=real)
+        tl.store(sums + 2 * line + 1, tl.where(known & (mass > 0.0), 1.0 / mass, 0.0), mask=real)
 
 
 @triton.jit(
@@ -129,13 +182,15 @@ def scores_kernel(
     q, summaries, plan, sums, out, q_b, q_h, q_n, q_d, n_tiles, first_tile, first_head, n_heads, q_len, group, n_blocks,
     n_slots, sinks, scale,
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr, MEAN: tl.constexpr,
-    VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr, SOFTMAX: tl.constexpr,
+    MEAN: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One program does one tile of one head: KEYS blocks at a time, it multiplies, reduces over the rows and writes one
     sortable number per block into `[B, heads, tiles, n_blocks]`. No score of a single row ever leaves it.
 
-    MASS turns a row's scores into shares of its mass before they are reduced, by the `sums` of the kernel above.
+    MASS turns a row's scores into shares of its mass before they are reduced, SOFTMAX into logs of shares of what its
+    scores' exponentials add up to, both by the `sums` of the kernel above.
     """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     tile = first_tile + tl.program_id(0)
@@ -145,9 +200,11 @@ def scores_kernel(
     row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     plane = n_slots.to(tl.int64) * WIDTH
-    summaries += (h // group).to(tl.int64) * (VECTORS * PLANES) * plane + slot.to(tl.int64) * WIDTH
+    summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
     if MASS:
         sums += ((b.to(tl.int64) * n_heads + h) * q_len + row) * 2
+    if SOFTMAX:
+        sums += (b.to(tl.int64) * n_heads + h) * q_len + row
     line = (b.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     out += line * n_blocks
     own = pos // BLOCK  # the first block that overlaps the tile's rows: from here on blocks are forced or not visible
@@ -163,24 +220,22 @@ def scores_kernel(
             at = part * ROWS + tl.arange(0, ROWS)
             real = at < rows
             if MASS:
-                s = tl.full([ROWS, KEYS], 0.0, tl.float32)
-                for vector in range(VECTORS):
-                    one = scale * row_scores(q, at, real, q_n, q_d, summaries + vector * PLANES * plane, block, ok,
-                                             plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION,
-                                             WIDE)  # fmt: skip
-                    one = tl.where(one > HUGE, HUGE, one)  # NaN stays
-                    top = tl.load(sums + 2 * at, mask=real, other=0.0)
-                    s += tl.exp2(one - top[:, None]) * keys_behind(vector, BLOCK, VECTORS)
+                top = tl.load(sums + 2 * at, mask=real, other=0.0)
+                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                s = share(scale * s, top, BLOCK - VECTORS + 1.0)  # only whole blocks are ever ranked
+                for vector in range(1, VECTORS):
+                    one = key_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                                     SLICE, PLANES, PRECISION, WIDE)  # fmt: skip
+                    s += share(scale * one, top, 1.0)
                 s *= tl.load(sums + 2 * at + 1, mask=real, other=0.0)[:, None]
                 s = tl.where(s == s, s, 0.0)
             else:
-                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                for vector in range(1, VECTORS):
-                    one = row_scores(q, at, real, q_n, q_d, summaries + vector * PLANES * plane, block, ok, plane,
-                                     ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                    s = tl.where((one > s) | (one != one), one, s)  # NaN stays
-                s *= scale
+                s = scale * best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                                        SLICE, BOX, VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                if SOFTMAX:
+                    s = tl.where(s > LARGEST, LARGEST, s)  # NaN stays
+                    s -= tl.load(sums + at, mask=real, other=0.0)[:, None]
             if MEAN:
                 score += total(tl.where(real[:, None], s, 0.0), 0)
             else:  # a row whose score is NaN has no say

@@ -17,6 +17,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # Where the running maximum starts: finite, so that a row which has seen nothing yet never computes inf - inf.
 LOWEST = tl.constexpr(-1.0e38)
 HUGE = tl.constexpr(1.0e38)
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of all float32
 
 
 @triton.jit

@@ -100,16 +100,19 @@ def distances(k, at, k_n, k_at, count, column, mean, DIM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_slots"])
 def outliers_kernel(
-    k, out, blocks, k_b, k_h, k_n, k_d, n_slots,
-    KEYS: tl.constexpr, STEPS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr,
+    k, out, blocks, k_b, k_h, k_n, k_d, n_slots, shrink,
+    KEYS: tl.constexpr, STEPS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BOX: tl.constexpr,
+    VECTORS: tl.constexpr,
 ):  # fmt: skip
-    """One program does one block of one key head. Plane 0 is the mean of the keys that have no plane of their own,
-    the others are the VECTORS - 1 keys most distant from the mean of all, the most distant first.
+    """One program does one block of one key head. Plane 0 is the mean of the keys that have no plane of their own, or
+    planes 0 and 1 the two sides of their BOX, as far as `shrink` leaves them from that mean. The others are the
+    VECTORS - 1 keys most distant from the mean of all, the most distant first.
 
     Distances are computed anew to find each: what was found before is what is no less distant, and a block of any size
-    needs no more registers than KEYS of its keys. A block with a NaN in it is NaN in all planes. A short block may have
-    fewer keys than that: its planes are 0, and it is never ranked.
+    needs no more registers than KEYS of its keys. A block with a NaN in it is NaN in all planes. A short block that has
+    too few keys repeats its least distant one.
     """
+    PLANES: tl.constexpr = 2 if BOX else 1  # of the first vector
     slot = tl.program_id(0)
     h = tl.program_id(1)
     b = tl.load(blocks + slot * 3).to(tl.int64)
@@ -118,7 +121,7 @@ def outliers_kernel(
     k += b * k_b + h.to(tl.int64) * k_h + first * k_n
     column = tl.arange(0, WIDTH)
     k_at = column.to(tl.int64)[None, :] * k_d
-    out += ((h.to(tl.int64) * VECTORS) * n_slots + slot) * WIDTH + column
+    out += ((h.to(tl.int64) * (PLANES + VECTORS - 1)) * n_slots + slot) * WIDTH + column
     plane = n_slots.to(tl.int64) * WIDTH
     sums = tl.full([WIDTH], 0.0, tl.float32)
     for i in range(STEPS):
@@ -133,15 +136,28 @@ def outliers_kernel(
         for i in range(STEPS):
             _, order = distances(k, i * KEYS + tl.arange(0, KEYS), k_n, k_at, count, column, mean, DIM)
             best = tl.maximum(best, largest_int(tl.where(order < last, order, -1), 0))
+        best = tl.where(best < 0, last, best)  # none is left
         last = best
         place = 0x7FFFFFFF - (best & 0xFFFFFFFF)
-        x = tl.load(k + place * k_n + column.to(tl.int64) * k_d, mask=(best >= 0) & (column < DIM), other=0.0)
+        x = tl.load(k + place * k_n + column.to(tl.int64) * k_d, mask=column < DIM, other=0.0)
         x = tl.where(spoilt == spoilt, x.to(tl.float32), spoilt)
-        tl.store(out + vector * plane, tl.where(column < DIM, x, 0.0).to(out.dtype.element_ty))
+        tl.store(out + (PLANES - 1 + vector) * plane, tl.where(column < DIM, x, 0.0).to(out.dtype.element_ty))
+    last += tl.where(count < VECTORS, 1, 0)  # where none is left over, the last one is
     sums = tl.full([WIDTH], 0.0, tl.float32)
+    if BOX:
+        high = tl.full([WIDTH], -float("inf"), tl.float32)
+        low = tl.full([WIDTH], float("inf"), tl.float32)
     for i in range(STEPS):
         x, order = distances(k, i * KEYS + tl.arange(0, KEYS), k_n, k_at, count, column, mean, DIM)
-        sums += total(tl.where((order < last)[:, None], x, 0.0), 0)
+        other = ((order >= 0) & (order < last))[:, None]
+        sums += total(tl.where(other, x, 0.0), 0)
+        if BOX:
+            high = tl.maximum(high, largest(tl.where(other, x, -float("inf")), 0))
+            low = tl.minimum(low, smallest(tl.where(other, x, float("inf")), 0))
     rest = tl.div_rn(sums, tl.maximum(count - (VECTORS - 1), 1).to(tl.float32))
-    rest = tl.where(column < DIM, tl.where(spoilt == spoilt, rest, spoilt), 0.0)
-    tl.store(out, rest.to(out.dtype.element_ty))
+    for side in tl.static_range(PLANES):
+        x = rest
+        if BOX:
+            x = between(rest, low if side else high, shrink)
+        x = tl.where(column < DIM, tl.where(spoilt == spoilt, x, spoilt), 0.0)
+        tl.store(out + side * plane, x.to(out.dtype.element_ty))

@@ -15,7 +15,8 @@ FLOATS = ("fp16", "bf16", "fp32")
 SOFTCAPPED = ((128, 128), (256, 256))
 # Scorers, with their vectors a block, and those that are compiled for fewer head dims, like masses.
 SCORERS = {"mean": 1, "quest": 1}
-MORE_SCORERS = {"box": 1, "outliers-1": 2, "outliers-3": 4}
+MORE_SCORERS = {"box": 1, "outliers-1": 2, "outliers-3": 4, "boxed-outliers-1": 2}
+SOFTMAX_SCORERS = ("quest", "boxed-outliers-1")
 MORE_DIMS = (64, 128)
 # Attention to forced blocks, for the log-sum-exp alone.
 FORCED_DIMS = tuple((dim, launch.FORCED_VALUES) for dim in MORE_DIMS)
@@ -108,7 +109,7 @@ def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
 
 
 def _summaries(scorer: str, arch: str, dims: tuple[int, int], dtype: str, told: dict[str, object]) -> Variant:
-    outliers = scorer.startswith("outliers")
+    outliers = "outliers" in scorer
     chosen = launch.table("outliers" if outliers else "summaries", arch, *dims, dtype)
     x = f"*{dtype}"
     types = {"k": x, "out": x, "blocks": "*i32", "shrink": "fp32"}
@@ -135,15 +136,20 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
             "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
             "SLICE": launch.score_slice(dims[0], dtype),
         }  # fmt: skip
-        for mass in (False, True) if more else (False,):
+        reductions = ["", " mass", *([" softmax"] if scorer in SOFTMAX_SCORERS else [])] if more else [""]
+        for reduction in reductions:
+            mass = reduction == " mass"
+            told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": reduction == " softmax"}
             chosen = launch.table(launch.scoring(vectors, mass), arch, *dims, dtype)
-            constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys, "MASS": mass, "MEAN": mass}
-            name = _name(f"scores {scorer}{' mass' if mass else ''}", dims, dtype)
-            yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
-        if more:
-            chosen = launch.table("sums", arch, *dims, dtype)
             constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys}
-            name = _name(f"sums {scorer}", dims, dtype)
+            name = _name(f"scores {scorer}{reduction}", dims, dtype)
+            yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
+            if not reduction:
+                continue
+            chosen = launch.table("sums", arch, *dims, dtype)
+            constants = {a: x for a, x in told.items() if a in scores.sums_kernel.arg_names}
+            constants |= {"ROWS": chosen.rows, "KEYS": chosen.keys}
+            name = _name(f"sums {scorer}{'' if mass else reduction}", dims, dtype)
             yield _variant(name, arch, scores.sums_kernel, types, constants, chosen, dims, dtype, False)
 
 

@@ -6,7 +6,7 @@
 
 enum DType : int64_t { F32 = 0, BF16 = 1, F16 = 2 };
 enum ScorerKind : int64_t { MEAN = 0, QUEST = 1, BOX = 2, OUTLIERS = 3 };
-enum AggregateKind : int64_t { AGG_MAX = 0, AGG_MEAN = 1, AGG_MASS = 2, AGG_MASS_MAX = 3 };
+enum AggregateKind : int64_t { AGG_MAX = 0, AGG_MEAN = 1, AGG_MASS = 2, AGG_MASS_MAX = 3, AGG_SOFTMAX = 4 };
 
 struct View {  // [B, H, N, D] with any strides
   void* data;
@@ -45,8 +45,8 @@ struct RankArgs {
   float* scores;   // likewise
   const float* forced;  // [B, H, M], contiguous: log-sum-exp over each row's forced blocks; for the mass aggregates
   int64_t M;
-  double shrink;        // of BOX: 0 is the mean, 1 is QUEST
-  int64_t outliers;     // of OUTLIERS: keys stored as they are, beside the mean of the others
+  double shrink;        // of BOX, and of the box of the others of OUTLIERS: 0 is the mean, 1 the whole box
+  int64_t outliers;     // of OUTLIERS: keys stored as they are
   double scale;
   int64_t threads, tier;
 };

@@ -13,7 +13,7 @@ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
 inline int64_t item_size(int64_t dtype) { return dtype == F32 ? 4 : 2; }
 
-constexpr float INF = __builtin_inff();
+constexpr float INF = __builtin_inff(), NOT_A_NUMBER = __builtin_nanf(""), LARGEST = __FLT_MAX__;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 // Carves aligned pieces from one scratch allocation; with a null base it only counts the bytes.

@@ -226,8 +226,8 @@ const char* run_rank(const RankArgs& a) {
     int64_t out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
     const float* forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
     kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows, forced,
-                  summary(head / group, sequences[sequence_of[which]].place), low, own, a.order + out, a.scores + out,
-                  scratch[worker].get());
+                  summary(head / group, sequences[sequence_of[which]].place), low, own, (tile.end() + block - 1) / block,
+                  a.order + out, a.scores + out, scratch[worker].get());
   });
   return nullptr;
 }

@@ -11,6 +11,11 @@ namespace {
 constexpr int SCORE_GROUP = SCORE_VECTORS * LANES;
 constexpr int MOST_DIM = 1024, MOST_BLOCK = 1024;  // of OUTLIERS; Python asks for no more
 
+template <int N>
+struct Count {  // a number that a lambda can be told at compile time
+  static constexpr int VALUE = N;
+};
+
 // Whether summaries are kept as bfloat16: Quest's bounds are coordinates of keys, outlying keys are keys, and the mean of
 // the others is defined to be rounded like one. MEAN and BOX are not rounded.
 inline bool paired(const RankArgs& a) {
@@ -23,18 +28,17 @@ inline bool paired(const RankArgs& a) {
 }
 inline int64_t padded_dim(const RankArgs& a) { return round_up(a.shape.D, LANES); }
 
-// Vectors of a summary. Those of OUTLIERS are scored one by one, as if each were a block.
-inline int64_t planes(const RankArgs& a) { return a.scorer == MEAN ? 1 : a.scorer == OUTLIERS ? a.outliers + 1 : 2; }
-inline int64_t scored_planes(const RankArgs& a) { return a.scorer == OUTLIERS ? planes(a) : 1; }
+// The parts of a summary that a row is scored against: a mean (one plane) or a box (two), then each stored key.
+inline bool boxed(const RankArgs& a) { return a.scorer == QUEST || a.scorer == BOX || (a.scorer == OUTLIERS && a.shrink > 0); }
+inline int64_t parts(const RankArgs& a) { return a.scorer == OUTLIERS ? a.outliers + 1 : 1; }
 inline int64_t plane_bytes(const RankArgs& a) { return padded_dim(a) * (paired(a) ? 2 : 4); }
+inline int64_t plane_of(const RankArgs& a, int64_t part) { return part ? (part + boxed(a)) * plane_bytes(a) : 0; }
 
-int64_t summary_bytes(const RankArgs& a) { return plane_bytes(a) * planes(a); }
+int64_t summary_bytes(const RankArgs& a) { return plane_of(a, parts(a) - 1) + plane_bytes(a) * (parts(a) == 1 && boxed(a) ? 2 : 1); }
 
 // From a to b, exact at both ends: rounded as torch.lerp rounds it.
 inline float between(float a, float b, float w) { return w < 0.5f ? a + w * (b - a) : b - (b - a) * (1.0f - w); }
 
-// A block's mean key, or its largest and then its smallest coordinates, drawn towards the mean for BOX; a NaN among them
-// makes its coordinate NaN.
 // Rounds a plane as its type is rounded, and writes it.
 void write_plane(const RankArgs& a, const float* from, char* plane) {
   int64_t d = padded_dim(a);
@@ -52,50 +56,71 @@ void write_plane(const RankArgs& a, const float* from, char* plane) {
   }
 }
 
-// The mean of all keys but the `outliers` most distant from the mean of all, then those; of equally distant ones the
-// earlier. A short block may have fewer keys than that: it is never ranked, and its planes are left zero.
+// What stands for all keys but the `outliers` most distant from the mean of all, then those; of equally distant ones the
+// earlier. A block that is too short for so many repeats its last one. A NaN anywhere makes all of it NaN.
 void summarise_outliers(const RankArgs& a, const char* keys, int64_t n, char* summary) {
   int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a), m = a.outliers;
-  memset(summary, 0, summary_bytes(a));
-  if (n <= m) return;
-  float row[MOST_DIM], mean[MOST_DIM], far[MOST_BLOCK];
+  float row[MOST_DIM], mean[MOST_DIM], high[MOST_DIM], low[MOST_DIM], far[MOST_BLOCK];
   auto read = [&](int64_t j) { read_row(keys + j * a.k.sn * size, dtype, a.shape.D, a.k.sd, d, row); };
-  auto sum_all = [&](auto&& takes) {
-    for (int64_t i = 0; i < d; ++i) mean[i] = 0.0f;
+  auto pool = [&](auto&& takes) {
+    for (int64_t i = 0; i < d; ++i) mean[i] = 0.0f, high[i] = -INF, low[i] = INF;
     int64_t count = 0;
     for (int64_t j = 0; j < n; ++j) {
       if (!takes(j)) continue;
       read(j);
-      for (int64_t i = 0; i < d; i += LANES) store(mean + i, add(load(mean + i), load(row + i)));
+      for (int64_t i = 0; i < d; i += LANES) {
+        V x = load(row + i);
+        store(mean + i, add(load(mean + i), x));
+        store(high + i, max(x, load(high + i)));
+        store(low + i, min(x, load(low + i)));
+      }
       ++count;
     }
     for (int64_t i = 0; i < d; ++i) mean[i] /= (float)count;
   };
-  if (m > 0) {
-    sum_all([](int64_t) { return true; });
-    for (int64_t j = 0; j < n; ++j) {
-      read(j);
-      V total = set1(0.0f);
-      for (int64_t i = 0; i < d; i += LANES) {
-        V apart = sub(load(row + i), load(mean + i));
-        total = fma(apart, apart, total);
-      }
-      float distance = sum(total);
-      far[j] = distance == distance ? distance : INF;  // a NaN is as far away as can be
+  bool spoilt = false;
+  pool([](int64_t) { return true; });
+  for (int64_t j = 0; j < n; ++j) {
+    read(j);
+    V total = set1(0.0f);
+    for (int64_t i = 0; i < d; i += LANES) {
+      V apart = sub(load(row + i), load(mean + i));
+      total = fma(apart, apart, total);
     }
+    float distance = sum(total);
+    far[j] = distance == distance ? distance : INF;  // a NaN, or infinity less infinity, is as far away as can be
+    if (distance != distance)
+      for (int64_t i = 0; i < d; ++i) spoilt |= row[i] != row[i];
   }
+  int64_t last = 0;
   for (int64_t p = 1; p <= m; ++p) {
-    int64_t best = 0;
-    for (int64_t j = 1; j < n; ++j)
-      if (far[j] > far[best]) best = j;
-    far[best] = -1.0f;
-    read(best);
-    write_plane(a, row, summary + p * plane_bytes(a));
+    if (p <= n) {
+      for (int64_t j = last = 0; j < n; ++j)
+        if (far[j] > far[last]) last = j;
+      far[last] = -1.0f;
+    }
+    read(last);
+    write_plane(a, row, summary + plane_of(a, p));
   }
-  sum_all([&](int64_t j) { return m == 0 || far[j] >= 0.0f; });
-  write_plane(a, mean, summary);
+  if (n > m) pool([&](int64_t j) { return far[j] >= 0.0f; });
+  else pool([&](int64_t j) { return j == last; });
+  if (spoilt) mean[0] = high[0] = low[0] = NOT_A_NUMBER;
+  if (boxed(a)) {
+    for (int64_t i = 0; i < d; ++i) {
+      high[i] = between(mean[i], high[i], (float)a.shrink);
+      low[i] = between(mean[i], low[i], (float)a.shrink);
+    }
+    write_plane(a, high, summary);
+    write_plane(a, low, summary + plane_bytes(a));
+  } else {
+    write_plane(a, mean, summary);
+  }
+  if (spoilt)
+    for (int64_t p = 1; p <= m; ++p) write_plane(a, mean, summary + plane_of(a, p));
 }
 
+// A block's mean key, or its largest and then its smallest coordinates, drawn towards the mean for BOX; a NaN among them
+// makes its coordinate NaN.
 void summarise(const RankArgs& a, const char* keys, int64_t n, char* summary) {
   if (a.scorer == OUTLIERS) return summarise_outliers(a, keys, n, summary);
   int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
@@ -158,9 +183,15 @@ void summarise(const RankArgs& a, const char* keys, int64_t n, char* summary) {
 
 inline bool is_mass(const RankArgs& a) { return a.aggregate == AGG_MASS || a.aggregate == AGG_MASS_MAX; }
 
+// What a group of rows thinks of every block, or of every part: [n_blocks * parts][SCORE_GROUP].
+inline int64_t logs_size(const RankArgs& a) {
+  if (a.aggregate == AGG_SOFTMAX) return a.tiles.n_blocks * SCORE_GROUP;
+  return is_mass(a) ? a.tiles.n_blocks * parts(a) * SCORE_GROUP : 0;
+}
+
 struct RankScratch {
   float *rows, *q, *scores;
-  float* logs;  // mass aggregates: [n_blocks][SCORE_GROUP], what a group of rows thinks of every block
+  float* logs;
   char* sides;
   uint32_t* ordered;
   uint64_t *keys, *sorted;
@@ -169,9 +200,8 @@ struct RankScratch {
     rows = arena.take<float>((CHUNK + 1) * d);
     q = arena.take<float>(CHUNK * d);
     sides = arena.take<char>(d * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4));
-    int64_t most_scored = a.tiles.n_blocks * scored_planes(a);
-    scores = arena.take<float>(most_scored + BLOCKS_AT_ONCE);
-    logs = arena.take<float>(is_mass(a) ? most_scored * SCORE_GROUP : 0);
+    scores = arena.take<float>(a.tiles.n_blocks + BLOCKS_AT_ONCE);
+    logs = arena.take<float>(logs_size(a));
     ordered = arena.take<uint32_t>(a.tiles.n_blocks + LANES);
     keys = arena.take<uint64_t>(a.width + 1);
     sorted = arena.take<uint64_t>(a.width + 1);
@@ -269,7 +299,7 @@ void pack_rows(const RankArgs& a, const char* q, int64_t n, const RankScratch& s
     memset(filler, 0, cols * 4);
   }
   pack_panel(scratch.rows, n, filler, cols, SCORE_GROUP, scratch.q);
-  if (a.scorer == MEAN || a.scorer == OUTLIERS) return;
+  if (!boxed(a)) return;
   const float* x = scratch.q;
   char* sides = scratch.sides;
   for (int64_t i = 0; i < cols * SCORE_VECTORS; ++i, x += LANES) {
@@ -319,18 +349,34 @@ inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const ch
   }
 }
 
-template <class Score>
+// Every part of the summaries of n blocks, as many blocks at a time as the registers hold: each(Score, how many blocks at
+// once, part, first block, its summary's plane). FIRST scores a mean or a box, STORED a key.
+template <class First, class Stored, class Each>
+inline void each_part(const RankArgs& a, const char* summaries, int64_t n, Each&& each) {
+  int64_t stride = summary_bytes(a);
+  auto over = [&](auto score, int64_t part) {
+    const char* plane = summaries + plane_of(a, part);
+    int64_t j = 0;
+    for (; j + BLOCKS_AT_ONCE <= n; j += BLOCKS_AT_ONCE)
+      each(score, Count<BLOCKS_AT_ONCE>{}, part, j, plane + j * stride);
+    for (; j < n; ++j) each(score, Count<1>{}, part, j, plane + j * stride);
+  };
+  over(First{}, 0);
+  for (int64_t part = 1; part < parts(a); ++part) over(Stored{}, part);
+}
+
+template <class First, class Stored>
 void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summaries, int64_t n, const RankScratch& scratch) {
-  int64_t size = item_size(a.shape.dtype), stride = summary_bytes(a) / scored_planes(a);
-  n *= scored_planes(a);
+  int64_t size = item_size(a.shape.dtype), stride = summary_bytes(a);
   for (int64_t j = 0; j < n; ++j) scratch.scores[j] = a.aggregate == AGG_MAX ? -INF : 0.0f;
   for (int64_t first = 0; first < rows; first += SCORE_GROUP) {
     int64_t here = least(SCORE_GROUP, rows - first);
-    pack_rows<Score::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
-    int64_t j = 0;
-    for (; j + BLOCKS_AT_ONCE <= n; j += BLOCKS_AT_ONCE)
-      score_blocks<Score, BLOCKS_AT_ONCE>(a, scratch, summaries + j * stride, stride, scratch.scores + j);
-    for (; j < n; ++j) score_blocks<Score, 1>(a, scratch, summaries + j * stride, stride, scratch.scores + j);
+    pack_rows<First::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
+    // A maximum over rows and one over a block's parts can be taken in any order; a mean and one cannot, and OUTLIERS
+    // has no mean here.
+    each_part<First, Stored>(a, summaries, n, [&](auto score, auto count, int64_t, int64_t j, const char* plane) {
+      score_blocks<decltype(score), decltype(count)::VALUE>(a, scratch, plane, stride, scratch.scores + j);
+    });
   }
   // A positive scale does not change a maximum, rounding included, so it can wait until here.
   float scale = (float)a.scale;
@@ -339,61 +385,39 @@ void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summ
     if (a.aggregate == AGG_MEAN) x /= (float)rows;
     scratch.scores[j] = x == x ? x : -INF;
   }
-  // A maximum over rows and one over a block's planes can be taken in any order; a mean and one cannot.
-  if (scored_planes(a) > 1)
-    for (int64_t j = 0, p = scored_planes(a); j < n / p; ++j) {
-      float best = scratch.scores[j * p];
-      for (int64_t i = 1; i < p; ++i) best = scratch.scores[j * p + i] > best ? scratch.scores[j * p + i] : best;
-      scratch.scores[j] = best;
-    }
-}
-
-// Estimated log2 masses of J blocks (or planes) for a group of rows, to scratch; `top` keeps each row's largest.
-// `keys`: log2 of how many keys the first of them stands for, and the others in turn.
-template <class Score, int J>
-inline void log_masses(const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride,
-                       const float* keys, float* logs, V (&top)[SCORE_VECTORS]) {
-  V acc[J][SCORE_VECTORS];
-  row_scores<Score, J>(a, scratch, summary, stride, acc);
-  V scale = set1((float)a.scale * LOG2E);
-#pragma GCC unroll 16
-  for (int j = 0; j < J; ++j)
-#pragma GCC unroll 8
-    for (int r = 0; r < SCORE_VECTORS; ++r) {
-      V x = fma(acc[j][r], scale, set1(keys[j]));
-      store(logs + j * SCORE_GROUP + r * LANES, x);
-      top[r] = max(x, top[r]);
-    }
 }
 
 // Tile scores as shares of softmax mass: every row's estimated masses over what it has in all, its forced blocks' exact
-// mass included, then the mean or the maximum over rows. A block that is not forced is never short: its score stands for
-// all `block` keys, or the first plane of OUTLIERS for those that have no plane of their own. A row whose sum is not a
-// number has no say.
-template <class Score>
+// mass included, then the mean or the maximum over rows. A block that is not forced is never short: its first part stands
+// for all `block` keys but those that are stored. A row whose sum is not a number has no say.
+template <class First, class Stored>
 void mass_tile(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t n,
                const RankScratch& scratch) {
-  int64_t size = item_size(a.shape.dtype), per = scored_planes(a), stride = summary_bytes(a) / per, all = n * per;
-  float keys[BLOCKS_AT_ONCE];
-  auto keys_from = [&](int64_t plane) {
-    for (int64_t i = 0; i < BLOCKS_AT_ONCE; ++i)
-      keys[i] = (plane + i) % per ? 0.0f : __builtin_log2f((float)(a.tiles.block - (per - 1)));
-    return keys;
-  };
+  int64_t size = item_size(a.shape.dtype), per = parts(a), stride = summary_bytes(a);
+  V scale = set1((float)a.scale * LOG2E), others = set1(__builtin_log2f((float)(a.tiles.block - (per - 1))));
   for (int64_t j = 0; j < n; ++j) scratch.scores[j] = 0.0f;
   for (int64_t first = 0; first < rows; first += SCORE_GROUP) {
     int64_t here = least(SCORE_GROUP, rows - first);
-    pack_rows<Score::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
+    pack_rows<First::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
     float lanes[SCORE_GROUP];
     V own[SCORE_VECTORS], top[SCORE_VECTORS], total[SCORE_VECTORS];
     for (int64_t i = 0; i < SCORE_GROUP; ++i) lanes[i] = forced[first + (i < here ? i : 0)] * LOG2E;
     for (int r = 0; r < SCORE_VECTORS; ++r) own[r] = top[r] = load(lanes + r * LANES);
+    each_part<First, Stored>(a, summaries, n, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+      constexpr int J = decltype(count)::VALUE;
+      V acc[J][SCORE_VECTORS], keys = part ? set1(0.0f) : others;
+      row_scores<decltype(score), J>(a, scratch, plane, stride, acc);
+#pragma GCC unroll 16
+      for (int i = 0; i < J; ++i)
+#pragma GCC unroll 8
+        for (int r = 0; r < SCORE_VECTORS; ++r) {
+          V x = fma(acc[i][r], scale, keys);
+          store(scratch.logs + ((j + i) * per + part) * SCORE_GROUP + r * LANES, x);
+          top[r] = max(x, top[r]);
+        }
+    });
     int64_t j = 0;
-    for (; j + BLOCKS_AT_ONCE <= all; j += BLOCKS_AT_ONCE)
-      log_masses<Score, BLOCKS_AT_ONCE>(a, scratch, summaries + j * stride, stride, keys_from(j), scratch.logs + j * SCORE_GROUP, top);
-    for (; j < all; ++j)
-      log_masses<Score, 1>(a, scratch, summaries + j * stride, stride, keys_from(j), scratch.logs + j * SCORE_GROUP, top);
-    constexpr int DEGREE = Score::PAIRS ? 4 : 5;  // as attention takes it
+    constexpr int DEGREE = First::PAIRS ? 4 : 5;  // as attention takes it
     for (int r = 0; r < SCORE_VECTORS; ++r) total[r] = exp2<DEGREE>(sub(own[r], top[r]));
     for (j = 0; j < n; ++j) {
       const float* from = scratch.logs + j * per * SCORE_GROUP;
@@ -431,6 +455,54 @@ void mass_tile(const RankArgs& a, const char* q, int64_t rows, const float* forc
     for (int64_t j = 0; j < n; ++j) scratch.scores[j] /= (float)rows;
 }
 
+// Tile scores as logs of shares: every row's log-softmax over all n blocks that the tile sees, then the maximum over rows.
+// A NaN counts as -inf, an infinity as the largest number, so that a row's infinities share what there is; a row of NaN
+// has no say.
+template <class First, class Stored>
+void softmax_tile(const RankArgs& a, const char* q, int64_t rows, const char* summaries, int64_t n, const RankScratch& scratch) {
+  int64_t size = item_size(a.shape.dtype), stride = summary_bytes(a);
+  V scale = set1((float)a.scale * LOG2E), most_there_is = set1(LARGEST);
+  for (int64_t j = 0; j < n; ++j) scratch.scores[j] = -INF;
+  for (int64_t first = 0; first < rows; first += SCORE_GROUP) {
+    int64_t here = least(SCORE_GROUP, rows - first);
+    pack_rows<First::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
+    V top[SCORE_VECTORS], total[SCORE_VECTORS];
+    for (int r = 0; r < SCORE_VECTORS; ++r) top[r] = set1(-LARGEST), total[r] = set1(0.0f);
+    each_part<First, Stored>(a, summaries, n, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+      constexpr int J = decltype(count)::VALUE;
+      V acc[J][SCORE_VECTORS];
+      row_scores<decltype(score), J>(a, scratch, plane, stride, acc);
+#pragma GCC unroll 16
+      for (int i = 0; i < J; ++i)
+#pragma GCC unroll 8
+        for (int r = 0; r < SCORE_VECTORS; ++r) {
+          float* at = scratch.logs + (j + i) * SCORE_GROUP + r * LANES;
+          V x = max(mul(acc[i][r], scale), part ? load(at) : set1(-INF));  // max(x, y) is y where x is NaN
+          x = min(x, most_there_is);
+          store(at, x);
+          top[r] = max(x, top[r]);
+        }
+    });
+    constexpr int DEGREE = First::PAIRS ? 4 : 5;  // as attention takes it
+    for (int64_t j = 0; j < n; ++j)
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r)
+        total[r] = add(total[r], exp2<DEGREE>(sub(load(scratch.logs + j * SCORE_GROUP + r * LANES), top[r])));
+    float sums[SCORE_GROUP], tops[SCORE_GROUP];
+    for (int r = 0; r < SCORE_VECTORS; ++r) store(sums + r * LANES, total[r]), store(tops + r * LANES, top[r]);
+    for (int64_t i = 0; i < SCORE_GROUP; ++i) sums[i] = sums[i] > 0.0f ? tops[i] + __builtin_log2f(sums[i]) : INF;
+    for (int r = 0; r < SCORE_VECTORS; ++r) total[r] = load(sums + r * LANES);
+    for (int64_t j = 0; j < n; ++j) {
+      V best = set1(-INF);
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r) best = max(sub(load(scratch.logs + j * SCORE_GROUP + r * LANES), total[r]), best);
+      float most_of = largest(best);
+      scratch.scores[j] = most_of > scratch.scores[j] ? most_of : scratch.scores[j];
+    }
+  }
+  for (int64_t j = 0; j < n; ++j) scratch.scores[j] *= LN2;
+}
+
 // Floats to integers of the same order. The two zeros are one value.
 inline uint32_t ordered_bits(float x) {
   x += 0.0f;
@@ -441,9 +513,10 @@ inline uint32_t ordered_bits(float x) {
 
 // The `want` largest scores, largest first, ties to the lower block: the want-th largest value by bisection over its bits
 // (each step is one counting pass that vectorises), then everything above it and the first of its ties, then a sort.
-void take_best(const RankScratch& scratch, int64_t n, int64_t want, int64_t first_block, int32_t* order, float* scores) {
+void take_best(const RankScratch& scratch, const float* found_scores, int64_t n, int64_t want, int64_t first_block, int32_t* order,
+               float* scores) {
   uint32_t* ordered = scratch.ordered;
-  for (int64_t j = 0; j < n; ++j) ordered[j] = ordered_bits(scratch.scores[j]);
+  for (int64_t j = 0; j < n; ++j) ordered[j] = ordered_bits(found_scores[j]);
   int64_t n_padded = round_up(n, LANES);
   for (int64_t j = n; j < n_padded; ++j) ordered[j] = 0;  // below every score: no number maps to 0
   uint32_t cut = 0;
@@ -489,34 +562,41 @@ void take_best(const RankScratch& scratch, int64_t n, int64_t want, int64_t firs
   for (int64_t i = 0; i < found; ++i) {
     int64_t j = (uint32_t)~(uint32_t)sorted[i];
     order[i] = (int32_t)(first_block + j);
-    scores[i] = scratch.scores[j];
+    scores[i] = found_scores[j];
   }
 }
 
-template <class Score>
-void judge(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t n,
-           const RankScratch& scratch) {
-  if (is_mass(a)) mass_tile<Score>(a, q, rows, forced, summaries, n, scratch);
-  else score_tile<Score>(a, q, rows, summaries, n, scratch);
+// The scores of blocks [low, high), of which the tile sees `seen` in all.
+template <class First, class Stored>
+const float* judge(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
+                   int64_t high, int64_t seen, const RankScratch& scratch) {
+  if (a.aggregate == AGG_SOFTMAX) {
+    softmax_tile<First, Stored>(a, q, rows, summaries, seen, scratch);
+    return scratch.scores + low;
+  }
+  const char* from = summaries + low * summary_bytes(a);
+  if (is_mass(a)) mass_tile<First, Stored>(a, q, rows, forced, from, high - low, scratch);
+  else score_tile<First, Stored>(a, q, rows, from, high - low, scratch);
+  return scratch.scores;
 }
 
 void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
-          int64_t high, int32_t* order, float* scores, char* memory) {
+          int64_t high, int64_t seen, int32_t* order, float* scores, char* memory) {
   Arena arena{memory};
   RankScratch scratch(arena, a);
   for (int64_t i = 0; i < a.width; ++i) { order[i] = (int32_t)a.tiles.n_blocks; scores[i] = -INF; }
   int64_t n = high - low;
   if (n <= 0) return;
-  const char* from = summaries + low * summary_bytes(a);
-  bool plain = a.scorer == MEAN || a.scorer == OUTLIERS;
+  auto judged = [&](auto first, auto stored) {
+    return judge<decltype(first), decltype(stored)>(a, q, rows, forced, summaries, low, high, seen, scratch);
+  };
+  const float* found;
 #ifdef CC_BF16_DOT
-  if (plain && paired(a)) judge<ScoreMeanPairs>(a, q, rows, forced, from, n, scratch);
-  else if (paired(a)) judge<ScoreQuestPairs>(a, q, rows, forced, from, n, scratch);
+  if (paired(a)) found = boxed(a) ? judged(ScoreQuestPairs{}, ScoreMeanPairs{}) : judged(ScoreMeanPairs{}, ScoreMeanPairs{});
   else
 #endif
-  if (plain) judge<ScoreMean>(a, q, rows, forced, from, n, scratch);
-  else judge<ScoreQuest>(a, q, rows, forced, from, n, scratch);
-  take_best(scratch, n, least(n, a.width), low, order, scores);
+  found = boxed(a) ? judged(ScoreQuest{}, ScoreMean{}) : judged(ScoreMean{}, ScoreMean{});
+  take_best(scratch, found, n, least(n, a.width), low, order, scores);
 }
 
 }  // namespace
