@@ -285,13 +285,4 @@ class Quest(Scorer):
         return box_scores(rows, high, low)
 
 
-@SCORERS.register("auto")
-@dataclass(frozen=True)
-class Auto(Quest):
-    """`quest`, until `attach` finds that the model normalises queries and keys per head and takes `mean` instead.
-
-    The paper's reversal: QK-Norm flattens the boxes that Quest's bound is made of.
-    """
-
-
 from . import selectors  # noqa: E402, F401  the others register themselves: who knows scorers knows them all

@@ -47,7 +47,7 @@ def scorer(name: str, **given: Any) -> Scorer:
         (scorer("box", c=0), scorer("mean")),
         (scorer("box", c=0.0), scorer("outliers", m=0)),
         (scorer("box", c=1), scorer("quest")),
-        (scorer("auto"), scorer("quest")),
+        (scorer("outliers", m=0, c=0.3), scorer("box", c=0.3)),
     ],
     ids=str,
 )

@@ -103,7 +103,9 @@ def test_every_parameter_of_every_part_is_an_override() -> None:
         ("topk", {"scorer": 3}, ["scorer must be a Scorer", "box", "3"]),
         ("dense", {"scorer": "box"}, ["'dense'", "no scorer"]),
         ("topk", {"m": 3}, ["m= has no effect", "'mean'", "'outliers'"]),
-        ("topk", {"scorer": "outliers", "c": 0.5}, ["c= has no effect", "'outliers'", "'box'"]),
+        ("topk", {"scorer": "quest", "c": 0.5}, ["c= has no effect", "'quest'", "'box'"]),
+        ("auto", {"window": 5}, ["window= has no effect", "'outliers'", "'snapkv'"]),
+        ("topk", {"scorer": "outliers", "c": 2}, ["c must be in [0, 1]", "2"]),
         ("topk", {"keep": 3.0}, ["keep= has no effect", "rule 'even'"]),
         ("topk-on-bax", {}, ["unknown policy 'topk-on-bax'", "did you mean 'topk-on-box'", "RULE-on-SCORER"]),
         ("topq-on-box", {}, ["did you mean 'topk-on-box'"]),
@@ -143,3 +145,17 @@ def test_a_key_that_is_a_block_of_its_own_may_have_any_summary() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert policy("quest", block=1).block == 1
+
+
+def test_auto_is_a_composition_like_any_other() -> None:
+    auto = policy("auto", budget=5)
+    assert auto == policy("topk-on-outliers", m=1, c=0.5, aggregate="softmax", budget=5)
+    assert auto.name == "auto"
+    assert Policy.from_json(auto.to_json()) == auto
+    for changed in ({"m": 2}, {"c": 0.25}, {"aggregate": "max"}):
+        other = policy("auto", **changed)
+        assert other.name == "topk-on-outliers"
+        assert {**changed}.items() <= {"m": other.scorer.m, "c": other.scorer.c, "aggregate": other.aggregate}.items()
+    swapped = policy("auto", scorer="quest")
+    assert (swapped.name, swapped.aggregate) == ("quest", "softmax")
+    assert policy("router-on-outliers").name == "router-on-outliers"

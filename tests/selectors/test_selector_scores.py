@@ -127,5 +127,5 @@ def test_scores_are_accumulated_in_float32(name: str, aggregate: str, dtype: tor
 def test_all_there_is_was_tested() -> None:
     """A scorer that registers itself with the package has its definition here."""
     ours = {n for n in SCORERS.names() if SCORERS[n].__module__.startswith("closecall.")}
-    assert ours | {"boxed outliers"} == {*NAMES, "auto"}
+    assert ours | {"boxed outliers"} == {*NAMES}
     assert {*scorers.AGGREGATES, *scorers.NORMALISED, scorers.SOFTMAX} == set(AGGREGATES)

@@ -154,12 +154,8 @@ def test_what_cannot_be_diagnosed() -> None:
     class Opaque(Scorer):
         name = "opaque"
 
-    for scorer, says in (
-        (Opaque(), "'opaque' does not score rows"),
-        (closecall.SCORERS["auto"](), "name mean or quest"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            check_scorer(scorer)
+    with pytest.raises(ValueError, match="'opaque' does not score rows"):
+        check_scorer(Opaque())
     with pytest.raises(ValueError, match=r"no tile of 4096 tokens sees more than 132 blocks.*at least 8449 tokens"):
         Study("probe", "probe-needle", 4096)
     with (

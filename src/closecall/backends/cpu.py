@@ -44,7 +44,7 @@ if _native is not None:
     _share_torch_threads()
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SCORERS = {"mean": 0, "quest": 1, "auto": 1, "box": 2, "outliers": 3}
+_SCORERS = {"mean": 0, "quest": 1, "box": 2, "outliers": 3}
 _AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3, "softmax": 4}
 _MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 

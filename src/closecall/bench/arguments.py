@@ -119,7 +119,7 @@ def _attention(benchmarks: Benchmarks) -> None:
     def run(args: argparse.Namespace) -> None:
         from . import attention, runner
 
-        known = tuple(n for n in PRESETS if n not in ("dense", "auto"))  # auto needs a model to look at
+        known = tuple(n for n in PRESETS if n != "dense")
         baselines = args.baselines or ("sdpa,dense" if args.quick else "sdpa,dense,flex")
         bench = attention.AttentionBench(
             policies=_chosen(args, known),

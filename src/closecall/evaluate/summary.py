@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..bench.table import Column, Table
-from ..policy import PRESETS, Policy, parts_of
+from ..policy import PRESETS, Policy, composed, parts_of
 from ..tasks.longbench import LETTERS
 from ..tasks.scoring import choice_in
 from . import statistics
@@ -145,7 +145,7 @@ class Group:
         pairs = []
         for spec, budget in self._routers():
             rivals = [plain(spec), *(replace(spec, control=c) for c in CONTROLS)]
-            pairs += [((str(spec), budget), (str(rival), budget)) for rival in rivals if rival is not None]
+            pairs += [((str(spec), budget), (str(rival), budget)) for rival in rivals]
         return pairs
 
     def splits(self) -> list[Split]:
@@ -153,7 +153,7 @@ class Group:
         for spec, budget in self._routers():
             top, control = plain(spec), replace(spec, control="matched")
             router, topk, matched = ((str(s), budget) for s in (spec, top, control))
-            if top is None or topk not in self.rows or matched not in self.rows:
+            if topk not in self.rows or matched not in self.rows:
                 continue
             scores = [self.scores(variant) for variant in (router, topk, matched)]
             parts = statistics.decompose(scores[0], scores[1], scores[2], self.clusters)
@@ -172,12 +172,10 @@ def label(variant: Variant) -> str:
     return f"{variant[0]}@{variant[1]}" if variant[1] else variant[0]
 
 
-def plain(spec: Spec) -> Spec | None:
-    """Top-k on the router's scorer, on the same grid; None for `auto`, whose scorer hangs on the model."""
+def plain(spec: Spec) -> Spec:
+    """Top-k on the router's scorer, on the same grid."""
     scorer, _ = parts_of(spec.preset)
-    if scorer == "auto":
-        return None
-    name = next((n for n, parts in PRESETS.items() if parts == (scorer, "topk")), f"topk-on-{scorer}")
+    name = composed(scorer, "topk")
     kept = tuple((k, v) for k, v in spec.overrides if k not in ("q", "rho", "trigger", "threshold", "seed"))
     return Spec(name, "", kept)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..backends import reference
 from ..calibrated import check_layers
 from ..certificate import certify
-from ..policy import SCORERS, Policy, as_policy
+from ..policy import Policy, as_policy
 from ..selection import Selection
 from .layers import Layer, find_layers
 from .masks import from_cu_seqlens, is_segments, mask_function
@@ -373,15 +373,9 @@ def attach(
     found = find_layers(model)
     chosen = _choose_layers(found, layers, model)
     notes = []
-    if chosen_policy.scorer is not None and chosen_policy.scorer.name == "auto":
-        normed = any(layer.qk_norm for layer in chosen)
-        scorer = "mean" if normed else "quest"
-        has = "normalises queries and keys (QK-Norm)" if normed else "has no QK-Norm"
-        chosen_policy = chosen_policy.replace(scorer=SCORERS.make(scorer, {}))
-        if min_context is None:
-            min_context = int(BREAK_EVEN * chosen_policy.rule.limit(2**31)) * chosen_policy.block
-        notes.append(f"auto: {has}, so blocks are scored by {scorer}; dense below {min_context} keys, where sparse")
-        notes[-1] += " would not pay"
+    if chosen_policy.name == "auto" and min_context is None:
+        min_context = int(BREAK_EVEN * chosen_policy.rule.limit(2**31)) * chosen_policy.block
+        notes.append(f"auto: dense below {min_context} keys, where sparse would not pay")
     _check_budget(chosen_policy)
     check_layers(chosen_policy, tuple(sorted(x.index for x in found if x.kind == "full")), type(model).__name__)
     handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode, notes)

@@ -58,12 +58,12 @@ class Finding:
     def budget_text(self) -> str:
         """The budget and, always with it, the tile budget."""
         if not self.line.budget:
-            return "every block"
-        tile = self.spec.policy(self.line.budget).rule.tile_budget  # type: ignore[attr-defined]
+            return "every block" if self.spec.preset == "dense" else "its own"
+        tile = self.spec.tile_budget(self.line.budget)
         as_much = (
             "as much as " if self.spec.control == "matched" else ""
         )  # not this many, but what the router then kept
-        return f"{as_much}{self.line.budget} ({tile} a tile)"
+        return f"{as_much}{self.line.budget}" + (f" ({tile} a tile)" if tile is not None else "")
 
     @property
     def label(self) -> str:
@@ -343,8 +343,7 @@ def rivals(spec: Spec) -> dict[str, str]:
         return {}
     found = {"dense": "dense", "topk": str(summary.topk(spec))}
     if spec.router:
-        same_scorer = summary.plain(spec)
-        found |= {"same scorer": str(same_scorer)} if same_scorer is not None else {}
+        found |= {"same scorer": str(summary.plain(spec))}
         found |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}
     return found
 

@@ -134,7 +134,7 @@ def _rate(margins: Tensor, threshold: Threshold) -> float:
 def collect(
     subject: Subject, task: str, contexts: Sequence[int], policy: Policy, numbers: range, seed: int, log: Say
 ) -> tuple[Margins, Policy]:
-    """Margins under a policy, and the policy as the model took it (`auto` becomes a scorer)."""
+    """Margins under a policy, and the policy as it was attached."""
     loaded, source = subject.loaded, tasks.get(task)
     found: dict[int, dict[int, list[Tensor]]] = {}
     with attach(loaded.model, policy, min_context=0) as handle:

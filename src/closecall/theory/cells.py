@@ -76,8 +76,6 @@ def router_of(policy: Policy) -> Router:
 
 def check_scorer(scorer: Scorer | None) -> Scorer:
     """ValueError for scorers that cannot be diagnosed."""
-    if scorer is not None and scorer.name == "auto":
-        raise ValueError("scorer 'auto' is one of the others, chosen by the model: name mean or quest")
     if scorer is None or type(scorer).row_scores is Scorer.row_scores:
         name = scorer.name if scorer else "none"
         raise ValueError(
