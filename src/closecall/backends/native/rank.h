@@ -387,6 +387,9 @@ void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summ
   }
 }
 
+// A NaN counts as -inf, an infinity as the largest number, so that a row's infinities share what there is.
+inline V known(V x) { return min(max(x, set1(-INF)), set1(LARGEST)); }  // max(x, y) is y where x is NaN
+
 // Tile scores as shares of softmax mass: every row's estimated masses over what it has in all, its forced blocks' exact
 // mass included, then the mean or the maximum over rows. A block that is not forced is never short: its first part stands
 // for all `block` keys but those that are stored. A row whose sum is not a number has no say.
@@ -411,7 +414,7 @@ void mass_tile(const RankArgs& a, const char* q, int64_t rows, const float* forc
       for (int i = 0; i < J; ++i)
 #pragma GCC unroll 8
         for (int r = 0; r < SCORE_VECTORS; ++r) {
-          V x = fma(acc[i][r], scale, keys);
+          V x = known(fma(acc[i][r], scale, keys));
           store(scratch.logs + ((j + i) * per + part) * SCORE_GROUP + r * LANES, x);
           top[r] = max(x, top[r]);
         }
@@ -456,12 +459,11 @@ void mass_tile(const RankArgs& a, const char* q, int64_t rows, const float* forc
 }
 
 // Tile scores as logs of shares: every row's log-softmax over all n blocks that the tile sees, then the maximum over rows.
-// A NaN counts as -inf, an infinity as the largest number, so that a row's infinities share what there is; a row of NaN
-// has no say.
+// A row of NaN has no say.
 template <class First, class Stored>
 void softmax_tile(const RankArgs& a, const char* q, int64_t rows, const char* summaries, int64_t n, const RankScratch& scratch) {
   int64_t size = item_size(a.shape.dtype), stride = summary_bytes(a);
-  V scale = set1((float)a.scale * LOG2E), most_there_is = set1(LARGEST);
+  V scale = set1((float)a.scale * LOG2E);
   for (int64_t j = 0; j < n; ++j) scratch.scores[j] = -INF;
   for (int64_t first = 0; first < rows; first += SCORE_GROUP) {
     int64_t here = least(SCORE_GROUP, rows - first);
@@ -477,8 +479,8 @@ void softmax_tile(const RankArgs& a, const char* q, int64_t rows, const char* su
 #pragma GCC unroll 8
         for (int r = 0; r < SCORE_VECTORS; ++r) {
           float* at = scratch.logs + (j + i) * SCORE_GROUP + r * LANES;
-          V x = max(mul(acc[i][r], scale), part ? load(at) : set1(-INF));  // max(x, y) is y where x is NaN
-          x = min(x, most_there_is);
+          V x = known(mul(acc[i][r], scale));
+          if (part) x = max(x, load(at));
           store(at, x);
           top[r] = max(x, top[r]);
         }
