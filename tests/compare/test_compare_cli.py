@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from closecall import cli
+from closecall import cli, policy
+from closecall.calibrated import Calibrated
 from closecall.compare.capture import Capture
 from closecall.compare.cli import add_compare
+from closecall.rules import Router
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +79,36 @@ def test_only_what_was_captured(captured: Capture, tmp_path: Path, capsys: pytes
     assert "What choosing costs" not in page
 
 
+def test_a_policy_from_a_file(captured: Capture, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Calibrated layer by layer: each layer is judged by its own threshold."""
+    shutil.copytree(captured.directory, tmp_path / "copy")
+    made = policy("router", budget=9, tile_factor=1, rho=2)
+    assert isinstance(made.rule, Router)
+    rule = dataclasses.replace(made.rule, trigger=Calibrated((1.0, 0.0)))  # all tiles of layer 0, none of 1
+    (tmp_path / "fitted.json").write_text(made.replace(rule=rule).to_json())
+    given = ["--policies", f"file:{tmp_path / 'fitted.json'}", "--against", "quest:tile_factor=1", "--budgets", "4"]
+    given += ["--seconds", "0.01", "--out", str(tmp_path / "out")]
+    assert cli.main(["compare", "--captured", str(tmp_path / "copy"), *given]) == 0
+    page = capsys.readouterr()
+    assert "router:saved=fitted-" in page.out
+    assert "is not timed: it has a threshold for each layer of its model" in page.err
+    assert page.err.count("warning: tile budget 4 can leave one free block") == 1  # then every margin is 1
+    layers = json.loads((tmp_path / "out" / "compare.json").read_text())["captured"]["by_layer"]
+    kept = {
+        number: next(s["effective_budget"] for s in scores if s["policy"].startswith("router:saved="))
+        for number, scores in layers.items()
+    }
+    top_4, top_8 = (sum(min(level, t + 1) for t in range(8)) / 8 for level in (4, 8))  # of 8 tiles
+    assert (kept["0"], kept["1"]) == (top_8, top_4)
+    assert any(s["policy"].startswith("router/matched:saved=fitted-") for s in layers["0"])
+
+
 WRONG = {
     "compare": "nothing to do: name --model and --tasks, or --captured",
     "compare --model tiny": "--tasks is missing",
     "compare --tasks probe-needle": "--model is missing",
     "compare --model tiny --tasks probe-needle --policies qest": "did you mean 'quest'?",
+    "compare --model tiny --tasks probe-needle --policies file:none.json": "no policy file 'none.json'",
     "compare --model tiny --tasks probe-needle --split finl": "unknown split 'finl': did you mean 'final'?",
     "compare --model tiny --tasks probe-needle --budgets 1": "keeps 2 blocks a tile",
     "compare --model tiny --tasks probe-needle --seconds -1": "--seconds must be at least 0, got -1.0",

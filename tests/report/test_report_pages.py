@@ -78,7 +78,7 @@ def test_html_is_whole_and_needs_nothing(page: Page) -> None:
     parser = Resources()
     parser.feed(html)
     assert parser.open == []
-    assert sum(r.startswith("data:image/svg+xml;base64,") for r in parser.found) == len(page.figures) == 4
+    assert sum(r.startswith("data:image/svg+xml;base64,") for r in parser.found) == len(page.figures) == 5
     assert all(r.startswith(("data:", "#")) for r in parser.found)
     assert "url(" not in html
     assert "@import" not in html
@@ -116,12 +116,12 @@ def test_html_escapes(tmp_path: Path) -> None:
 def test_files(page: Page, tmp_path: Path) -> None:
     written = page.write(tmp_path, "report")
     names = {p.name for p in written}
-    kinds = ("accuracy", "hits", "split", "triggers")
+    kinds = ("router", "accuracy", "hits", "split", "triggers")
     assert names == {"report.md", "report.html"} | {f"{k}-tiny.{s}" for k in kinds for s in ("png", "svg")}
     before = {p: p.read_bytes() for p in written}
     assert all(before[p].startswith(b"\x89PNG") for p in written if p.suffix == ".png")
     linked = re.findall(r"\]\(([^)]+)\)", (tmp_path / "report.md").read_text())
-    assert len(linked) == 4
+    assert len(linked) == 5
     assert all((tmp_path / name).is_file() for name in linked)
     page.write(tmp_path, "report")
     assert {p: p.read_bytes() for p in written} == before

@@ -18,8 +18,8 @@ kept of captured layers: softmax mass, error of the output, gold blocks.
 
 Answers are kept in the evaluation's store, as `closecall eval` writes it; stop it as you like, the same command
 goes on from there. Examples with even numbers are the part to choose by, odd ones the part to look at once, at
-the end: --split final. Policies are written as for `closecall eval`. Each router also gets a rival that spends,
-on each example, as much as it did: uniform top-k, its /matched control.
+the end: --split final. Policies are written as for `closecall eval`; file:PATH is a saved one. Each router also
+gets a rival that spends, on each example, as much as it did: uniform top-k, its /matched control.
 """
 EXAMPLES = """\
 examples:
@@ -141,6 +141,8 @@ def run(args: argparse.Namespace) -> None:
     specs = ring.entrants(policies, against)
     panel = _panel(args, specs, asked)
     capture = None if args.captured is None else Capture.open(args.captured)
+    for note in panel.notes if not asked else []:  # else they are said when the panel is run
+        log(f"warning: {note}")
     settings: dict[str, Any] = {
         "closecall": closecall.__version__,
         "split": f"{args.split} ({'even' if args.split == 'choose' else 'odd'} example numbers)",
@@ -200,6 +202,7 @@ def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any
     import torch
 
     from ..bench.inputs import qkv, threads
+    from ..evaluate.runner import log
     from . import cost
 
     if not args.seconds:
@@ -217,4 +220,10 @@ def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any
         q, k, _ = qkv(heads, kv_heads, tokens, tokens, dim, "fp32")
         scale = dim**-0.5
         where = f"{tokens} normal tokens, {heads} query and {kv_heads} key heads of {dim}, fp32, {with_threads}"
-    return cost.costs(panel.variants, q, k, scale, seconds=args.seconds), where
+    variants = []
+    for spec, budget in panel.variants:
+        if spec.policy(budget).rule.made_for() is None:
+            variants.append((spec, budget))
+        else:
+            log(f"{spec} is not timed: it has a threshold for each layer of its model; time its router instead")
+    return cost.costs(variants, q, k, scale, seconds=args.seconds), where

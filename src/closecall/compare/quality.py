@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +200,12 @@ def judge_prompt(capture: Capture, prompt: Prompt, variants: Sequence[Variant], 
     return rows + list(_judge(capture, prompt, second, findings))
 
 
+def _on_layer(policy: Policy, number: int) -> Policy:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the policy warns of was said of the whole of it
+        return policy.for_layer(number)
+
+
 def _judge(capture: Capture, prompt: Prompt, policies: dict[Variant, Policy], findings: Findings) -> Iterator[Row]:
     """Layer by layer, so that each is read, and attended to densely, once for all policies."""
     for number in prompt.layers:
@@ -208,7 +215,7 @@ def _judge(capture: Capture, prompt: Prompt, policies: dict[Variant, Policy], fi
             dense = dense_of(layer)
             for variant, policy in policies.items():
                 if findings.get(keys[variant]) is None:
-                    findings.add(keys[variant], judge(layer, policy.for_layer(number), prompt.asked, dense))
+                    findings.add(keys[variant], judge(layer, _on_layer(policy, number), prompt.asked, dense))
         for (spec, budget), key in keys.items():
             quality = findings.get(key)
             assert quality is not None

@@ -18,7 +18,8 @@ measured, tests between policies, and where a router's lift comes from.
 
 Policies are dense, topk, quest, router, router-on-quest, auto; with overrides, router:q=0.3,rho=2; a router has
 controls: router/random and router/last (other tiles are triggered), router/matched (uniform top-k that keeps,
-on each example, as many blocks as the router did).
+on each example, as many blocks as the router did). RULE-on-SCORER names any other; file:PATH is a saved policy,
+as `closecall calibrate --out` leaves it.
 """
 EXAMPLES = """\
 examples:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..integrations.lm_eval import is_lm_eval
-from ..policy import OVERRIDES, Policy, parts_of, policy, unknown
-from ..rules import TopK
+from ..policy import GIVEN, OVERRIDES, RULES, Component, Policy, parts_of, policy, unknown
+from ..rules import TRIGGERS, Quantile, Router, Rule, TopK
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
@@ -19,18 +22,28 @@ CONTROLS = {
     "matched": "uniform top-k that keeps, on each example, as many blocks as the router did",
 }
 DEFAULT = ("dense", "topk", "quest", "router", "router-on-quest")
+FILE = "file:"  # in front of the path of a saved policy
+SAVED = "saved"  # where its name says which one it was
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A policy as it is asked for, `router-on-quest/matched:q=0.3`: preset, control, overrides. Budgets come later."""
+    """A policy as it is asked for, `router-on-quest/matched:q=0.3`: preset, control, overrides. Budgets come later.
+
+    One from a file, `file:PATH`, goes by its composition, what top-k on its scorer would need to know, the file's name
+    and a digest of its content: `router-on-quest:saved=policy-1a2b3c4d`. So results keep their name wherever the file
+    goes, and another content has another name. Read back from a store it is that name alone, and makes no policy.
+    """
 
     preset: str
     control: str = ""
     overrides: tuple[tuple[str, Any], ...] = ()
+    saved: Policy | None = field(default=None, repr=False, compare=False)  # what was in the file
 
     @classmethod
     def parse(cls, text: str) -> Spec:
+        if text.strip().startswith(FILE):
+            return cls._from_file(text.strip().removeprefix(FILE))
         named, _, options = text.strip().partition(":")
         preset, _, control = named.partition("/")
         _, rule = parts_of(preset)
@@ -43,6 +56,9 @@ class Spec:
             key, equals, value = option.partition("=")
             if not equals:
                 raise ValueError(f"{text!r}: an override is written key=value, got {option!r}")
+            if key == SAVED:  # the name of a policy that was run from a file
+                found[key] = value
+                continue
             if key not in OVERRIDES:
                 raise unknown(f"override in {text!r}", key, OVERRIDES)
             if key == "budget":
@@ -51,8 +67,30 @@ class Spec:
                 raise ValueError(f"{text!r}: /{control} is the trigger already")
             found[key] = _literal(value)
         spec = cls(preset, control, tuple(sorted(found.items())))
-        spec.policy(33)  # wrong values are found now, not when their turn comes
+        if SAVED not in found:
+            spec.policy(33)  # wrong values are found now, not when their turn comes
         return spec
+
+    @classmethod
+    def _from_file(cls, given: str) -> Spec:
+        path, control = given, ""
+        before, slash, last = given.rpartition("/")
+        if slash and not Path(given).exists():
+            if last in CONTROLS:
+                path, control = before, last
+            elif Path(before).is_file():
+                raise unknown(f"control of {before!r}", last, CONTROLS)
+        made = _read(path)
+        spec = cls(made.name, "", _overrides_of(made, path), made)
+        if control and not spec.router:
+            raise ValueError(f"{FILE}{given}: only a router has controls, {made.name} has no tiles to trigger")
+        if control and control not in spec.controls:
+            assert isinstance(made.rule, Router)
+            raise ValueError(
+                f"{FILE}{given}: /{control} triggers as many tiles as a router that triggers a share q of them, and "
+                f"this one's trigger is {made.rule.trigger.name!r}: its control is /matched"
+            )
+        return replace(spec, control=control)
 
     def __str__(self) -> str:
         options = ",".join(f"{key}={value}" for key, value in self.overrides)
@@ -74,12 +112,33 @@ class Spec:
 
     @property
     def has_budget(self) -> bool:
-        return self.preset != "dense"
+        if SAVED not in dict(self.overrides):
+            return self.preset != "dense"
+        rule = RULES.make(parts_of(self.preset)[1], {}) if self.saved is None else self.saved.rule
+        return "budget" in rule.parameters()
+
+    def tile_budget(self, budget: int) -> int | None:
+        """Blocks a tile keeps at this budget; None where the rule has no such number."""
+        given = dict(self.overrides)
+        if SAVED in given and self.saved is None:
+            return round(given.get("tile_factor", 2) * budget) if self.has_budget else None
+        return getattr(self.policy(budget).rule, "tile_budget", None)
 
     @property
     def base(self) -> Spec:
         """The router that this is the control of; itself where it is none."""
-        return Spec(self.preset, "", self.overrides)
+        return replace(self, control="")
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Of a router: those that make sense. A trigger that takes no share q of all tiles leaves only /matched."""
+        if not self.router or self.control:
+            return ()
+        rule = None if self.saved is None else self.saved.rule
+        shares = (
+            isinstance(rule.trigger, Quantile) if isinstance(rule, Router) else "trigger" not in dict(self.overrides)
+        )
+        return tuple(CONTROLS) if shares else ("matched",)
 
     def policy(self, budget: int, number: int = 0) -> Policy:
         """The policy; for the matched control, that of its router: which policy matches it is known once that ran.
@@ -87,21 +146,88 @@ class Spec:
         The random control draws other tiles for each example (`number`): with the same ones for all, it would hang on
         one draw whether the tile with the question is among them.
         """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are in the panel's notes
+            return self._made(budget, number)
+
+    def _made(self, budget: int, number: int = 0) -> Policy:
         given = dict(self.overrides)
+        if SAVED in given:
+            return self._made_from_saved(budget, number)
         if self.control in ("random", "last"):
             given["trigger"] = self.control
         if self.control == "random":
             given["seed"] = given.get("seed", 0) + number
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are in the panel's notes
-            return policy(self.preset, budget=budget, **given)
+        return policy(self.preset, budget=budget, **given)
+
+    def _made_from_saved(self, budget: int, number: int) -> Policy:
+        if self.saved is None:
+            raise ValueError(f"{self} is the name of a policy from a file: give the file itself, as {FILE}PATH")
+        rule = _with_budget(self.saved.rule, budget)
+        if self.control in ("random", "last"):
+            rule = replace(rule, trigger=TRIGGERS.make(self.control, {"seed": number}))  # type: ignore[call-arg]
+        return self.saved.replace(rule=rule)
 
     def notes(self, budget: int) -> list[str]:
-        """What its policy warns of at this budget."""
+        """What its policy warns of at this budget; nothing where there is only the name of one from a file."""
+        if SAVED in dict(self.overrides) and self.saved is None:
+            return []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            policy(self.preset, budget=budget, **dict(self.overrides))
+            self.base._made(budget)
         return [str(w.message) for w in caught]
+
+
+def _read(path: str) -> Policy:
+    """The policy that `Policy.to_json` wrote."""
+    if not path:
+        raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
+    if not Path(path).is_file():
+        raise ValueError(f"no policy file {path!r}: `closecall calibrate --out {path}` writes one, or Policy.to_json()")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the budget in the file: the panel's is what counts
+            return Policy.from_json(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path!r} is no policy as `closecall calibrate` and Policy.to_json() write it: {error}"
+        ) from error
+
+
+def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
+    """Its name among the overrides, with those that the same scorer on the same grid needs under any rule."""
+
+    known = GIVEN.get(made.name, {})
+
+    def unusual() -> Iterator[tuple[str, Any]]:
+        for part in (made, made.scorer) if made.scorer is not None else (made,):
+            for f in fields(part):
+                value = getattr(part, f.name)
+                usual = known.get(f.name, f.default)
+                if isinstance(value, (int, float, str)) and usual is not MISSING and value != usual:
+                    yield f.name, value
+        factor = getattr(made.rule, "tile_factor", TopK.tile_factor)
+        if factor != TopK.tile_factor:
+            yield "tile_factor", factor
+
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem)
+    digest = hashlib.sha256(made.to_json().encode()).hexdigest()[:8]
+    return tuple(sorted((dict(unusual()) | {SAVED: f"{name}-{digest}"}).items()))
+
+
+def _with_budget(rule: Rule, budget: int) -> Rule:
+    """With this budget, also in the rules it is made of; itself where none has one."""
+
+    def changed(part: Component) -> Any:
+        found: dict[str, Any] = {"budget": budget} if any(f.name == "budget" for f in fields(part)) else {}
+        for f in fields(part):
+            value = getattr(part, f.name)
+            if isinstance(value, Component):
+                found[f.name] = changed(value)
+        return replace(part, **found)
+
+    made: Rule = changed(rule)
+    return made
 
 
 def _literal(text: str) -> Any:
@@ -127,11 +253,7 @@ def with_controls(specs: list[Spec]) -> list[Spec]:
     found: list[Spec] = []
     for spec in specs:
         found.append(spec)
-        if spec.router and not spec.control:
-            given = dict(spec.overrides)
-            found += [
-                Spec(spec.preset, c, spec.overrides) for c in CONTROLS if c == "matched" or "trigger" not in given
-            ]
+        found += [replace(spec, control=c) for c in spec.controls]
     return list(dict.fromkeys(found))
 
 

@@ -176,7 +176,7 @@ def plain(spec: Spec) -> Spec:
     """Top-k on the router's scorer, on the same grid."""
     scorer, _ = parts_of(spec.preset)
     name = composed(scorer, "topk")
-    kept = tuple((k, v) for k, v in spec.overrides if k not in ("q", "rho", "trigger", "threshold", "seed"))
+    kept = tuple((k, v) for k, v in spec.overrides if k not in ("q", "rho", "trigger", "threshold", "seed", "saved"))
     return Spec(name, "", kept)
 
 

@@ -179,7 +179,7 @@ def join(
 def _budget(p: Point) -> str | None:
     if not p.budget:
         return None
-    tile = getattr(Spec.parse(p.policy).policy(p.budget).rule, "tile_budget", None)
+    tile = Spec.parse(p.policy).tile_budget(p.budget)
     return f"{p.budget} ({tile} a tile)" if tile is not None else str(p.budget)
 
 

@@ -11,6 +11,7 @@ from . import beside, figures, standings, tables
 from .gather import Gathered, Setting
 from .page import Page, Section
 from .reproduce import Outcome
+from .router_read import TITLE, router_read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ LEAD = (
     "and what a tile keeps, its tile budget, stands beside it in brackets. The effective budget is what was measured.",
 )
 CAPTIONS = {
+    "router": TITLE,
     "accuracy": "Accuracy over measured effective budget",
     "split": "Budget and selectivity parts of the router's lift",
     "hits": "Hit rate of gold blocks by layer",
@@ -65,7 +67,8 @@ def drawn(model: str, settings: list[Setting]) -> tuple[dict[str, Figure], dict[
     """The pictures and their captions, by file stem. None where matplotlib is not installed."""
     if not has_matplotlib():
         return {}, {}
-    made = figures.of(model, settings)
+    first = router_read(model, settings)
+    made = ({"router": first} if first is not None else {}) | figures.of(model, settings)
     stems = {kind: f"{kind}-{slug(model)}" for kind in made}
     return {stems[k]: f for k, f in made.items()}, {stems[k]: f"{CAPTIONS[k]}, {model}" for k in made}
 
