@@ -57,7 +57,7 @@ def test_capture_then_compare(tiny: Path, tmp_path: Path, capsys: pytest.Capture
     assert [g["task"] for g in data["answers"]] == ["probe-needle", "probe-scattered:questions=3,keys=8"]
     duels = {d["policy"]: d for g in data["answers"][:1] for d in g["duels"] if d["against"] == "quest:tile_factor=1"}
     for name in (fill, last):
-        assert duels[name]["mismatch"] == 0
+        assert duels[name]["spent"] == {"mean": 1, "least": 1, "most": 1}
         assert duels[name]["comparison"] is not None
     assert duels["router:tile_factor=1"]["comparison"] is None
     found = {s["policy"]: s for s in data["captured"]["all"]["policies"]}

@@ -47,7 +47,8 @@ def test_only_equal_budgets_are_compared() -> None:
     found = duels([group(EVEN, ANSWERS)], ["quest"])
     assert [(d.policy, d.against, d.budget) for d in found] == [("topk", "quest", 4), ("router", "quest", 4)]
     topk, router = found
-    assert topk.mismatch == pytest.approx(0.004)
+    assert topk.spent.most == pytest.approx(1.004)
+    assert topk.spent.equal
     assert topk.comparison is not None
     assert (topk.comparison.wins, topk.comparison.losses) == (17, 1)
     # One fair pair is a family of one. Contexts stand together: 9 flips, not 18 answers.
@@ -56,9 +57,21 @@ def test_only_equal_budgets_are_compared() -> None:
     p = statistics.cluster_test(scores["topk"], scores["quest"], clusters)
     assert topk.comparison.cluster == topk.comparison.cluster_holm == p < 0.05
     assert topk.verdict == "better"
-    assert router.mismatch == pytest.approx(0.006)
+    assert router.spent.most == pytest.approx(1.006)
     assert router.comparison is None
-    assert router.verdict == "budget off by 0.6%"
+    assert router.verdict == "keeps up to 0.6% more"
+
+
+def test_who_keeps_less_may_win() -> None:
+    """Or lose, or tie: what it kept is said with the verdict."""
+    kept = EVEN | {"topk": [5.0] * 9}
+    topk, _ = duels([group(kept, ANSWERS)], ["quest"])
+    assert topk.verdict == "better, with 50% of the blocks"
+    assert topk.comparison == duels([group(EVEN, ANSWERS)], ["quest"])[0].comparison
+    back = next(d for d in duels([group(kept, ANSWERS)], ["topk"]) if d.policy == "quest")
+    assert (back.comparison, back.verdict) == (None, "keeps up to 100.0% more")
+    mixed = EVEN | {"topk": [5.0] * 8 + [10.06]}  # less on the whole, and more somewhere
+    assert duels([group(mixed, ANSWERS)], ["quest"])[0].comparison is None
 
 
 def test_worse_and_undecided() -> None:
@@ -130,9 +143,9 @@ def test_answers_of_one_part(part: str, tiny: Path, tmp_path: Path) -> None:
     for g, listed in zip(found.groups, found.duels, strict=True):
         assert {r.cell.number for rows in g.rows.values() for r in rows} == wanted
         by = {d.policy: d for d in listed if d.against == "quest:tile_factor=1"}
-        assert by["topk:tile_factor=1"].mismatch == 0
+        assert by["topk:tile_factor=1"].spent.equal
         assert by["router:q=0.3,tile_factor=1"].comparison is None
-        assert "budget off by" in by["router:q=0.3,tile_factor=1"].verdict
+        assert "keeps up to" in by["router:q=0.3,tile_factor=1"].verdict
     text = "\n".join(t.text() for t in report.answer_tables(found, part))
     assert f"the {part} part: 2 examples, 6 questions" in text
     assert "Between policies, all of the above" in text
@@ -167,7 +180,7 @@ def bouts_of(**errors: list[float]) -> Captured:
 def test_bouts_are_of_prompts() -> None:
     captured = bouts_of(quest=[0.25] * 8, topk=[0.125] * 7 + [0.5])
     (bout,) = captured.bouts[None]
-    assert (bout.policy, bout.against, bout.wins, bout.losses, bout.fair) == ("topk", "quest", 7, 1, True)
+    assert (bout.policy, bout.against, bout.wins, bout.losses, bout.spent.equal) == ("topk", "quest", 7, 1, True)
     assert bout.error.value == pytest.approx((0.125 * 7 + 0.5) / 8 - 0.25)
     assert bout.error.n == 8
     assert (bout.hit, bout.p_hit) == (0, 1)
@@ -184,8 +197,11 @@ def test_bouts_at_other_budgets_are_not_counted() -> None:
     rows = [judged("quest", i, 0, 0.25) for i in range(8)]
     rows += [judged("topk", i, 0, 0.125, kept=10.06 if i == 3 else 10.0) for i in range(8)]
     (bout,) = Captured(rows, ["quest"]).bouts[None]
-    assert not bout.fair
-    assert bout.verdict == "budget off by 0.6%"
+    assert not bout.spent.fair
+    assert bout.verdict == "keeps up to 0.6% more"
+    less = [dataclasses.replace(r, quality=dataclasses.replace(r.quality, effective_budget=7.5)) for r in rows[8:]]
+    (bout,) = Captured([*rows[:8], *less], ["quest"]).bouts[None]
+    assert bout.verdict == "better, with 75% of the blocks"
 
 
 def test_prompts_without_gold() -> None:

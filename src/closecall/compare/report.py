@@ -15,7 +15,8 @@ from ..evaluate.summary import Group, Line, where
 from .cost import Cost
 from .ring import LEVEL, Answers, Bout, Captured, Duel, Score
 
-FAIR = f"Pairs whose measured budgets differ by more than {TOLERANCE:.1%} on some example are shown and not tested."
+FAIR = f"Pairs in which the policy keeps over {TOLERANCE:.1%} more than its rival on some example are shown and not tested."
+KEEPS = "keeps: blocks, of those its rival keeps, as measured."
 VERDICT = f"better, worse: Holm-corrected p below {LEVEL:g}, by sign flips of whole contexts."
 
 
@@ -56,7 +57,7 @@ _WHO = (
     Column("policy", lambda r: r["it"].policy, left=True),
     Column("against", lambda r: r["it"].against, left=True),
     Column("budget", lambda r: r["it"].budget),
-    Column("apart", lambda r: r["it"].mismatch, ".2%"),
+    Column("keeps", lambda r: r["it"].spent.mean, ".1%"),
 )
 
 
@@ -70,7 +71,7 @@ def duel_table(duels: Sequence[Duel], title: str) -> Table:
         Column("Holm", lambda r: r["it"].comparison and _p(r["it"].comparison.cluster_holm)),
         Column("verdict", lambda r: r["it"].verdict, left=True),
     )
-    notes = ("apart: measured budgets, on the worst example. wins: questions only the policy answers.", FAIR, VERDICT)
+    notes = (f"{KEEPS} wins: questions only the policy answers.", FAIR, VERDICT)
     return Table(title, columns, _rows(duels), notes)
 
 
@@ -114,17 +115,19 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
 def bout_table(bouts: Sequence[Bout], title: str) -> Table:
     columns = (
         *_WHO,
-        Column("error", lambda r: f"{r['it'].error.value:+.4f}" if r["it"].fair else None),
-        Column("wins", lambda r: r["it"].wins if r["it"].fair else None),
-        Column("losses", lambda r: r["it"].losses if r["it"].fair else None),
-        Column("Holm p", lambda r: _p(r["it"].p) if r["it"].fair else None),
-        Column("hit", lambda r: f"{r['it'].hit:+.3f}" if r["it"].fair and r["it"].hit is not None else None),
-        Column("Holm p", lambda r: _p(r["it"].p_hit) if r["it"].fair else None),
-        Column("gold mass", lambda r: f"{r['it'].gold:+.3f}" if r["it"].fair and r["it"].gold is not None else None),
-        Column("Holm p", lambda r: _p(r["it"].p_gold) if r["it"].fair else None),
+        Column("error", lambda r: f"{r['it'].error.value:+.4f}" if r["it"].spent.fair else None),
+        Column("wins", lambda r: r["it"].wins if r["it"].spent.fair else None),
+        Column("losses", lambda r: r["it"].losses if r["it"].spent.fair else None),
+        Column("Holm p", lambda r: _p(r["it"].p) if r["it"].spent.fair else None),
+        Column("hit", lambda r: f"{r['it'].hit:+.3f}" if r["it"].spent.fair and r["it"].hit is not None else None),
+        Column("Holm p", lambda r: _p(r["it"].p_hit) if r["it"].spent.fair else None),
+        Column(
+            "gold mass", lambda r: f"{r['it'].gold:+.3f}" if r["it"].spent.fair and r["it"].gold is not None else None
+        ),
+        Column("Holm p", lambda r: _p(r["it"].p_gold) if r["it"].spent.fair else None),
         Column("verdict by error", lambda r: r["it"].verdict, left=True),
     )
-    notes = ("error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)
+    notes = (f"{KEEPS} error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)
     return Table(title, columns, _rows(bouts), notes)
 
 

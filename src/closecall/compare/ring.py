@@ -1,7 +1,8 @@
-"""The ring: policies on the same examples, held against each other only where they spent the same.
+"""The ring: policies on the same examples, held against each other only where neither could buy its win.
 
 Answers come from the evaluation's store and captured layers from `quality`. In both, a pair is fair if on no example
-the measured budgets of the two are further apart than half a percent; other pairs are shown, and left out of the tests.
+the policy was measured to keep more blocks than its rival, to half a percent; where it kept fewer, that is said. Other
+pairs are shown, and left out of the tests.
 """
 
 from __future__ import annotations
@@ -50,23 +51,50 @@ def entrants(policies: Sequence[Spec], against: Sequence[Spec]) -> list[Spec]:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What a policy was measured to keep, over what its rival kept: on the whole, and where it comes off worst and best."""
+
+    mean: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, mine: Sequence[float], theirs: Sequence[float]) -> Spent:
+        ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+        return cls(sum(mine) / sum(theirs), min(ratios), max(ratios))
+
+    @property
+    def fair(self) -> bool:
+        """Whether nowhere more."""
+        return self.most <= 1 + TOLERANCE
+
+    @property
+    def equal(self) -> bool:
+        return self.fair and self.least >= 1 - TOLERANCE
+
+    def verdict(self, p: float, better: bool) -> str:
+        if not self.fair:
+            return f"keeps up to {self.most - 1:.1%} more"
+        found = "no difference shown" if p >= LEVEL else "better" if better else "worse"
+        return found if self.equal else f"{found}, with {self.mean:.0%} of the blocks"
+
+
+@dataclass(frozen=True)
 class Duel:
-    """One policy against another at one budget. `mismatch`: how far apart their budgets are on the worst example."""
+    """One policy against another at one budget."""
 
     policy: str
     against: str
     budget: int
-    mismatch: float
-    comparison: Comparison | None  # None where the budgets were not the same
+    spent: Spent
+    comparison: Comparison | None  # None where it kept more than the other
 
     @property
     def verdict(self) -> str:
         found = self.comparison
         if found is None:
-            return f"budget off by {self.mismatch:.1%}"
-        if found.cluster_holm >= LEVEL:
-            return "no difference shown"
-        return "better" if found.difference.value > 0 else "worse"
+            return self.spent.verdict(1.0, better=False)
+        return self.spent.verdict(found.cluster_holm, found.difference.value > 0)
 
 
 Pair = tuple[str, str, int]  # policy, against, budget
@@ -87,11 +115,6 @@ def pairs(variants: Sequence[Variant], against: Sequence[str]) -> list[Pair]:
         if spec.router and not spec.control and (rival, budget) in there:
             found.append((policy, rival, budget))
     return list(dict.fromkeys(found))
-
-
-def mismatch(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    """The largest relative distance of two rows of budgets."""
-    return max(abs(a - b) / b for a, b in zip(mine, theirs, strict=True))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -143,8 +166,8 @@ def duels(groups: Sequence[Group], against: Sequence[str]) -> list[Duel]:
     """All pairs on all these groups as one family of tests; contexts are drawn and flipped whole."""
     common = [v for v in groups[0].rows if all(v in g.rows for g in groups)]
     listed = pairs(common, against)
-    off = {(a, b, k): max(mismatch(_budgets(g, (a, k)), _budgets(g, (b, k))) for g in groups) for a, b, k in listed}
-    fair = [p for p in listed if off[p] <= TOLERANCE]
+    spent = {(a, b, k): Spent.of(_budgets(groups, (a, k)), _budgets(groups, (b, k))) for a, b, k in listed}
+    fair = [p for p in listed if spent[p].fair]
     used = {(name, budget) for a, b, budget in fair for name in (a, b)}
     clusters: list[Hashable] = [(i, c) for i, g in enumerate(groups) for c in g.clusters]
     tested = statistics.compare(
@@ -154,11 +177,11 @@ def duels(groups: Sequence[Group], against: Sequence[str]) -> list[Duel]:
         scores={summary.label(v): [x for g in groups for x in g.scores(v)] for v in used},
     )
     results = dict(zip(fair, tested, strict=True))
-    return [Duel(*p, mismatch=off[p], comparison=results.get(p)) for p in listed]
+    return [Duel(*p, spent=spent[p], comparison=results.get(p)) for p in listed]
 
 
-def _budgets(group: Group, variant: Variant) -> list[float]:
-    return [row.run.effective_budget for row in group.rows[variant]]
+def _budgets(groups: Sequence[Group], variant: Variant) -> list[float]:
+    return [row.run.effective_budget for group in groups for row in group.rows[variant]]
 
 
 # -- captured layers ---------------------------------------------------------------------------------------------------
@@ -200,8 +223,7 @@ class Bout:
     policy: str
     against: str
     budget: int
-    mismatch: float
-    fair: bool
+    spent: Spent
     error: Estimate  # the difference of mean errors over layers: negative is better
     wins: int
     losses: int
@@ -213,11 +235,7 @@ class Bout:
 
     @property
     def verdict(self) -> str:
-        if not self.fair:
-            return f"budget off by {self.mismatch:.1%}"
-        if self.p >= LEVEL:
-            return "no difference shown"
-        return "better" if self.error.value < 0 else "worse"
+        return self.spent.verdict(self.p, self.error.value < 0)
 
 
 @dataclass(frozen=True)
@@ -269,7 +287,7 @@ class Captured:
         by = {v: [r for r in rows if task in (None, r.task)] for v, rows in self._by.items()}
         found = [_bout(p, by[p[0], p[2]], by[p[1], p[2]]) for p in pairs(list(by), self.against)]
         for name in ("p", "p_hit", "p_gold"):
-            tested = [i for i, b in enumerate(found) if b.fair and getattr(b, name) is not None]
+            tested = [i for i, b in enumerate(found) if b.spent.fair and getattr(b, name) is not None]
             corrected = statistics.holm([getattr(found[i], name) for i in tested])
             for i, p in zip(tested, corrected, strict=True):
                 change: dict[str, Any] = {name: p}
@@ -321,15 +339,13 @@ def _difference(found: Sequence[dict[Hashable, float]], prompts: Sequence[Hashab
 def _bout(pair: Pair, mine: Sequence[Row], theirs: Sequence[Row]) -> Bout:
     budgets = [_per_prompt(rows, lambda r: r.quality.effective_budget) for rows in (mine, theirs)]
     prompts = sorted(budgets[1], key=repr)
-    off = mismatch(*([b[p] for p in prompts] for b in budgets))
     errors = [_per_prompt(rows, MEASURES["error"]) for rows in (mine, theirs)]
     a, b = ([e[p] for p in prompts] for e in errors)
     hit = _difference([_per_prompt(rows, MEASURES["hit"]) for rows in (mine, theirs)], prompts)
     gold = _difference([_gold_per_prompt(rows) for rows in (mine, theirs)], prompts)
     return Bout(
         *pair,
-        mismatch=off,
-        fair=off <= TOLERANCE,
+        spent=Spent.of(*([b[p] for p in prompts] for b in budgets)),
         error=statistics.clustered([p - q for p, q in zip(a, b, strict=True)], prompts),
         wins=sum(p < q for p, q in zip(a, b, strict=True)),
         losses=sum(p > q for p, q in zip(a, b, strict=True)),
