@@ -139,7 +139,7 @@ def test_the_variants_cover_what_is_promised() -> None:
         for dtype in ("fp16", "bf16", "fp32"):
             assert f"attend {dim} {dtype}" in names
             if dim in ("D64", "D128"):
-                for scorer in ("mean", "quest", "box", "outliers-1", "outliers-3"):
+                for scorer in ("mean", "quest", "box", "outliers-1", "outliers-3", "boxed-outliers-1"):
                     kinds = (f"summaries {scorer}", f"scores {scorer}", f"scores {scorer} mass", f"sums {scorer}")
                     assert {f"{kind} {dim} {dtype}" for kind in kinds} <= set(names)
                 assert {f"attend forced {dim}/16 {dtype}", f"few forced {dim}/16 {dtype}"} <= set(names)

@@ -20,7 +20,8 @@ pytest.importorskip("triton")
 from closecall import SCORERS, Policy
 from closecall.backends import reference
 from closecall.backends import triton as backend
-from closecall.backends.gpu import rank, tables
+from closecall.backends.gpu import launch, rank, tables
+from closecall.backends.gpu.variants import variants
 from closecall.geometry import plan
 from closecall.rules import Router, TopK
 from closecall.selectors.box import Box
@@ -260,17 +261,26 @@ def test_the_bounds_tell_right_from_wrong() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("block", "m"), [(16, 0), (16, 1), (16, 9), (64, 3), (4, 2)])
-def test_outlying_keys_are_the_references_where_many_are_as_distant(block: int, m: int, dtype: torch.dtype) -> None:
-    """Small whole numbers and blocks of a power of two: distances are exact, and ties go to the earlier key."""
+@pytest.mark.parametrize(
+    ("block", "m", "c"),
+    [
+        (16, 0, 0.0), (16, 1, 0.0), (16, 9, 0.0), (64, 3, 0.0), (4, 2, 0.0),
+        (16, 0, 0.5), (16, 1, 0.5), (16, 9, 0.25), (64, 3, 1.0), (8, 2, 0.75),
+    ],
+)  # fmt: skip
+def test_outlying_keys_are_the_references_where_many_are_as_distant(
+    block: int, m: int, c: float, dtype: torch.dtype
+) -> None:
+    """Small whole numbers, blocks of a power of two and boxes shrunk by one: all is exact but the others' mean, which
+    is rounded once. Ties go to the earlier key. The last block has one key, or two, and repeats what it has."""
     generator = torch.Generator().manual_seed(block + m)
-    k = torch.randint(-2, 3, (1, 2, 2 * block + 1, 5), generator=generator).to(dtype)
-    scorer = Outliers(m=m)
+    k = torch.randint(-2, 3, (1, 2, 2 * block + min(2, max(1, m)), 5), generator=generator).to(dtype)
+    scorer = Outliers(m=m, c=c)
     policy = Policy(scorer, TopK(), block, block, 1, "max")
     here = tables.tables(plan(1, k.shape[2], k.shape[2], block, block), k.device)
     with ENGINE._forced():
         found, told = backend._summarise(k, policy, here, block)
-    assert (told["VECTORS"], told["PLANES"], found.dtype) == (m + 1, 1, dtype)
+    assert (told["VECTORS"], told["PLANES"], found.dtype) == (m + 1, 2 if c else 1, dtype)
     expected = torch.stack(scorer.summarise(k, block), -3)  # [B, Hkv, planes, blocks, D]
     assert torch.equal(found[..., :5].float(), expected[0])
     assert not bool(found[..., 5:].any())
@@ -292,17 +302,21 @@ def test_a_box_is_stored_in_parts_that_hold_all_of_its_bits(c: float, dtype: tor
             assert bool(((back[b] - mean - c * (end - mean)).abs() <= (16 + 8) * U * size).all())
 
 
-def test_one_block_of_a_thousand_keys_needs_many_steps() -> None:
-    """The most distant keys lie in different steps, and one of two as distant in a later one."""
+@pytest.mark.parametrize("c", [0.0, 1.0])
+def test_one_block_of_a_thousand_keys_needs_many_steps(c: float) -> None:
+    """The most distant keys lie in different steps, and one of two as distant in a later one; so do those that the
+    others' box is made of."""
     k = torch.zeros(1, 1, 1024, 4)
-    for place, size in ((1000, 5.0), (3, -4.0), (700, 4.0), (40, 3.0)):
+    for place, size in ((1000, 5.0), (3, -4.0), (700, 4.0), (40, 3.0), (900, -2.0)):
         k[0, 0, place] = size
-    policy = Policy(Outliers(m=3), TopK(), 1024, 64, 1, "max")
+    policy = Policy(Outliers(m=3, c=c), TopK(), 1024, 64, 1, "max")
     here = tables.tables(plan(1, 1024, 1024, 1024, 64), k.device)
     k = k - 2.0**-7 * k.sum(2, keepdim=True) / 8  # so that the mean is 0 and -4 is as distant as 4
     with ENGINE._forced():
         found, _ = backend._summarise(k, policy, here, 1024)
-    assert torch.equal(found[0, 1:, 0, 0], k[0, 0, [1000, 3, 700], 0])
+    assert torch.equal(found[0, -3:, 0, 0], k[0, 0, [1000, 3, 700], 0])
+    if c:
+        assert torch.equal(found[0, :2, 0, 0], k[0, 0, [40, 900], 0])
 
 
 # --- What is no number -----------------------------------------------------------------------------------------------
@@ -315,8 +329,8 @@ def ranked_by(engine: Engine, scored: str, aggregate: str, q: torch.Tensor, k: t
     return dict(zip(found.order[0, 0, -1].tolist(), found.scores[0, 0, -1].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("aggregate", ["max", "mean", *MASSES])
-@pytest.mark.parametrize("scored", ["quest", "box", "3 outliers"])
+@pytest.mark.parametrize("aggregate", ["max", "mean", *ROW_NORMALISED])
+@pytest.mark.parametrize("scored", ["quest", "box", "3 outliers", "1 boxed outlier"])
 def test_a_block_with_a_key_that_is_no_number_ranks_last_and_changes_no_other(scored: str, aggregate: str) -> None:
     q, k = Call(16, 96, 16, 16, (1, 1)).tensors(torch.float32)
     k[0, 0, 35, 5] = torch.nan  # block 2
@@ -328,7 +342,7 @@ def test_a_block_with_a_key_that_is_no_number_ranks_last_and_changes_no_other(sc
         assert mine[block] == pytest.approx(theirs[block], rel=1e-4)
 
 
-@pytest.mark.parametrize("aggregate", MASSES)
+@pytest.mark.parametrize("aggregate", ROW_NORMALISED)
 def test_a_row_that_is_no_number_has_no_share(aggregate: str) -> None:
     q, k = Call(16, 96, 16, 16, (1, 1)).tensors(torch.float32)
     q[0, 0, 4] = torch.nan
@@ -349,15 +363,50 @@ def test_rows_that_see_no_number_among_forced_keys_have_no_say() -> None:
         assert found[block] == pytest.approx(score * 15 / 16, rel=1e-5)
 
 
+@pytest.mark.parametrize("scored", SCORED)
+@pytest.mark.parametrize("key", [7, 95])
+def test_under_softmax_a_forced_block_that_is_no_number_is_not_there(scored: str, key: int) -> None:
+    """A sink, or the tile's own block, which only its last row sees whole: all rows do without it."""
+    q, k = Call(16, 96, 16, 16, (1, 1)).tensors(torch.float32)
+    k[0, 0, key, 3] = torch.nan
+    mine, theirs = (ranked_by(engine, scored, "softmax", q, k) for engine in (ENGINE, REFERENCE))
+    assert list(mine) == list(theirs)
+    assert list(mine.values()) == pytest.approx(list(theirs.values()), rel=1e-4)
+    assert all(math.isfinite(mine[block]) for block in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("scored", ["mean", "quest", "1 outlier", "1 boxed outlier"])
+@pytest.mark.parametrize("size", [torch.nan, 1e20, -1e20])
+def test_softmax_of_a_row_that_knows_nothing_or_is_infinitely_sure(scored: str, size: float) -> None:
+    """Products with the keys of block 2 are infinite; those with others are as nothing beside them. As the reference's,
+    to the bit: all are differences of float32's largest number and what is lost beside it, or infinite."""
+    q, k = Call(1, 96, 16, 16, (1, 1)).tensors(torch.float32)
+    q[..., 0] = size
+    k[..., 0] = 0.0
+    k[0, 0, 32:48, 0] = 1e20
+    mine, theirs = (ranked_by(engine, scored, "softmax", q, k) for engine in (ENGINE, REFERENCE))
+    assert list(mine) == list(theirs)
+    if size > 0:
+        largest = torch.finfo(torch.float32).max
+        assert mine == theirs
+        assert [mine[block] for block in (1, 2, 3, 4)] == [-largest, 0.0, -largest, -largest]
+    elif size < 0:
+        assert mine[2] == -math.inf
+        assert list(mine.values()) == pytest.approx(list(theirs.values()), rel=1e-4)
+    else:
+        assert list(mine.values()) == [-math.inf] * len(mine)
+
+
 # --- The rest --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("aggregate", ["mass", "softmax"])
 @pytest.mark.parametrize("size", [1, 8 * 2 * 4 * 2])
-def test_shares_in_chunks_of_heads_and_tiles(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_shares_in_chunks_of_heads_and_tiles(monkeypatch: pytest.MonkeyPatch, size: int, aggregate: str) -> None:
     """One tile at a time, and one head."""
     call = Call(32, 64, 16, 16, (2, 2), batch=2)
     q, k = call.tensors(torch.float32)
-    policy = call.policy("1 outlier", "mass")
+    policy = call.policy("1 outlier", aggregate)
     whole = ENGINE.rank(q, k, policy, call.geometry(), 0.2)
     monkeypatch.setattr(rank, "SCORE_BYTES", size)
     parts = ENGINE.rank(q, k, policy, call.geometry(), 0.2)
@@ -365,7 +414,23 @@ def test_shares_in_chunks_of_heads_and_tiles(monkeypatch: pytest.MonkeyPatch, si
     assert torch.equal(parts.scores, whole.scores)
 
 
-@pytest.mark.parametrize(("scored", "aggregate"), [("3 outliers", "max"), ("1 outlier", "mass"), ("box", "mass-max")])
+def test_softmax_attends_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forced blocks' exact mass is not wanted, so the keys are read for their summaries alone."""
+    call = CALLS["chunked"]
+    q, k = call.tensors(torch.float32)
+    monkeypatch.setattr(backend, "attend", None)
+    ENGINE.rank(q, k, call.policy("1 boxed outlier", "softmax"), call.geometry(), 0.2)
+    with pytest.raises(TypeError, match="not callable"):
+        ENGINE.rank(q, k, call.policy("1 boxed outlier", "mass"), call.geometry(), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("scored", "aggregate"),
+    [
+        ("3 outliers", "max"), ("1 outlier", "mass"), ("box", "mass-max"), ("1 boxed outlier", "softmax"),
+        ("quest", "softmax"), ("2 boxed outliers", "mass-max"),
+    ],
+)  # fmt: skip
 def test_one_selection_through_the_front_door(scored: str, aggregate: str) -> None:
     q, k = Call(32, 96, 8, 16).tensors(torch.float32)
     name, given = SCORED[scored]
@@ -382,3 +447,14 @@ def test_a_scorer_without_a_kernel_is_ranked_by_the_reference() -> None:
     policy = Policy(SCORERS["snapkv"](), TopK(budget=3, tile_factor=1), 16, 16, 1, "mass")
     mine, theirs = (e.rank(q, k, policy, call.geometry(), 0.2) for e in (ENGINE, REFERENCE))
     assert torch.equal(mine.order, theirs.order)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_softmax_and_boxed_outliers_are_among_the_compiled_variants(dim: int, dtype: str) -> None:
+    kinds = ["summaries boxed-outliers-1", "scores boxed-outliers-1", "scores boxed-outliers-1 mass"]
+    kinds += ["sums boxed-outliers-1"]
+    kinds += [f"{kernel} {s} softmax" for kernel in ("scores", "sums") for s in ("quest", "boxed-outliers-1")]
+    for arch in launch.ARCHS:
+        names = {variant.name for variant in variants(arch)}
+        assert {f"{kind} D{dim} {dtype}" for kind in kinds} <= names

@@ -38,7 +38,7 @@ from .gpu.interpret import kernels
 from .gpu.tables import Tables, tables
 
 FEW_ROWS = 16  # decode: calls of at most this many query rows
-_SCORERS = ("mean", "quest", "auto", "box", "outliers")
+_SCORERS = ("mean", "quest", "box", "outliers")
 _AGGREGATES = ("max", "mean", "mass", "mass-max", "softmax")
 
 
@@ -196,7 +196,8 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
     if mass:
         own = _forced_mass(q, k, geometry, here, scale, policy.sinks)
         scale *= math.log2(math.e)
-    if mass or softmax:
+    normalised = mass or softmax
+    if normalised:
         sums = torch.empty(batch, heads, rows, 2 if mass else 1, device=q.device)
 
         def add_up(chosen: launch.Launch) -> None:
@@ -222,7 +223,7 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
                 best = found.topk(width, dim=-1).values
                 order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)
 
-    launch.run(launch.scoring(told["VECTORS"], mass), arch, dim, dim, q.dtype, run)
+    launch.run(launch.scoring(told["VECTORS"], normalised), arch, dim, dim, q.dtype, run)
     return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
 
 

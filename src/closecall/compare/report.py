@@ -15,7 +15,7 @@ from ..evaluate.summary import Group, Line, where
 from .cost import Cost
 from .ring import LEVEL, Answers, Bout, Captured, Duel, Score
 
-FAIR = f"Pairs in which the policy keeps over {TOLERANCE:.1%} more than its rival on some example are shown and not tested."
+FAIR = f"A policy that keeps over {TOLERANCE:.1%} more than its rival on some example is shown, and not tested."
 KEEPS = "keeps: blocks, of those its rival keeps, as measured."
 VERDICT = f"better, worse: Holm-corrected p below {LEVEL:g}, by sign flips of whole contexts."
 
@@ -26,6 +26,10 @@ def _rows(found: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _p(value: float | None) -> str | None:
     return None if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
+def _signed(value: float | None) -> str | None:
+    return None if value is None else f"{value:+.3f}"
 
 
 def line_table(group: Group, name: str, part: str) -> Table:
@@ -119,11 +123,9 @@ def bout_table(bouts: Sequence[Bout], title: str) -> Table:
         Column("wins", lambda r: r["it"].wins if r["it"].spent.fair else None),
         Column("losses", lambda r: r["it"].losses if r["it"].spent.fair else None),
         Column("Holm p", lambda r: _p(r["it"].p) if r["it"].spent.fair else None),
-        Column("hit", lambda r: f"{r['it'].hit:+.3f}" if r["it"].spent.fair and r["it"].hit is not None else None),
+        Column("hit", lambda r: _signed(r["it"].hit) if r["it"].spent.fair else None),
         Column("Holm p", lambda r: _p(r["it"].p_hit) if r["it"].spent.fair else None),
-        Column(
-            "gold mass", lambda r: f"{r['it'].gold:+.3f}" if r["it"].spent.fair and r["it"].gold is not None else None
-        ),
+        Column("gold mass", lambda r: _signed(r["it"].gold) if r["it"].spent.fair else None),
         Column("Holm p", lambda r: _p(r["it"].p_gold) if r["it"].spent.fair else None),
         Column("verdict by error", lambda r: r["it"].verdict, left=True),
     )

@@ -52,7 +52,7 @@ def entrants(policies: Sequence[Spec], against: Sequence[Spec]) -> list[Spec]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a policy was measured to keep, over what its rival kept: on the whole, and where it comes off worst and best."""
+    """What a policy was measured to keep, over what its rival kept: in all, and on the examples at either end."""
 
     mean: float
     least: float

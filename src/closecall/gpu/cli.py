@@ -86,6 +86,7 @@ def add_gpu_model(commands: Commands) -> None:
 
     def run(args: argparse.Namespace) -> None:
         from . import model_report
+        from .model import check_known
         from .shapes import shape
 
         found = each("--model", args.model, shape)
@@ -93,9 +94,8 @@ def add_gpu_model(commands: Commands) -> None:
         contexts = each("--context", args.context, count("--context"))
         if args.policy not in PRESETS:
             raise unknown("policy", args.policy, PRESETS)
-        if args.policy == "auto":
-            raise ValueError('policy "auto" is fitted to a model by attach: name a preset like router-on-quest')
         kept = policy(args.policy, budget=count("--budget")(args.budget))
+        check_known(kept)
         archs = tuple(dict.fromkeys(d.arch for d in chosen))
 
         models = []

@@ -271,6 +271,16 @@ class Prediction:
         }
 
 
+def check_known(policy: Policy) -> None:
+    """ValueError for policies whose selection the model has no counts of."""
+    scorer = policy.scorer
+    if scorer is not None and (scorer.name not in ("mean", "quest") or policy.aggregate not in ("max", "mean")):
+        raise ValueError(
+            f"the model knows the scorers mean and quest under max and mean, not {scorer.name} under {policy.aggregate}: "
+            'name a preset like "router-on-quest"'
+        )
+
+
 def predict(
     shape: Shape,
     device: Device,
@@ -283,8 +293,7 @@ def predict(
     """`way`: "sdpa" is dense attention by torch, "paper" the paper's code, "ours" these kernels (needs `occupancy`)."""
     if way not in WAYS:
         raise unknown("way", way, WAYS)
-    if policy.scorer is not None and policy.scorer.name == "auto":
-        raise ValueError('policy "auto" is fitted to a model by attach: name a preset like "router-on-quest" instead')
+    check_known(policy)
     work = count(policy, context)
     shared = everywhere(device, shape, context, shares)
     if way == "sdpa":

@@ -71,13 +71,13 @@ def layout(scorer: str, vectors: int, dtype: str) -> dict[str, int]:
     """How a block's `vectors` lie in planes, PLANES for the first, which of `mean` and `box` has more bits than the
     type, and one for each of the others. `outliers` with a box are called `boxed-outliers`."""
     parts, shift = MEAN_PARTS[dtype] if scorer in ("mean", "box") else (1, 0)
-    box = scorer in ("quest", "auto", "box") or scorer.startswith("boxed")
+    box = scorer in ("quest", "box") or scorer.startswith("boxed")
     return {"BOX": box, "VECTORS": vectors, "PLANES": parts * (2 if box else 1), "SHIFT": shift}
 
 
-def scoring(vectors: int, mass: bool) -> str:
-    """The name of the score kernel's launch: it holds more at a time for several vectors, and for shares of mass."""
-    return "shares" if mass or vectors > 1 else "scores"
+def scoring(vectors: int, normalised: bool) -> str:
+    """The name of the score kernel's launch: it holds more at a time for several vectors, and for shares of a row."""
+    return "shares" if normalised or vectors > 1 else "scores"
 
 
 def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> Launch:

@@ -4,9 +4,12 @@
 """Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed.
 
 A block is summarised by VECTORS vectors. The first stands for all keys that have no vector of their own and lies in
-PLANES planes: its parts, or those of the two sides of a box. Each of the others is a key, in one plane. A row's score of
-a block is the largest of its products with the vectors; its estimated mass, in units of the softmax, the sum of their
-exponentials, of which the first vector's counts for all keys that it stands for.
+PLANES planes: its parts, or those of the two sides of a box. Each of the others is a key, in one plane. A row's score
+of a block is the largest of its products with the vectors; its estimated mass, in units of the softmax, the sum of
+their exponentials, of which the first vector's counts for all keys that it stands for.
+
+Masses of vectors that are all of one kind are added up in one loop: with the first taken out of it, as a box beside
+keys must be, some variants have no registers left.
 """
 
 import triton
@@ -92,10 +95,30 @@ def best_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.const
 
 
 @triton.jit
+def nth_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, APART: tl.constexpr,
+               PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Those of any vector where all are of one kind, and of a key where the first, a box, is taken APART."""
+    if APART:
+        s = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, PLANES,
+                       PRECISION, WIDE)  # fmt: skip
+    else:
+        s = row_scores(q, at, real, q_n, q_d, summary + vector * PLANES * plane, block, ok, plane, ROWS, KEYS, DIM,
+                       WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+    return s
+
+
+@triton.jit
+def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
+    """How many keys of a whole block a vector stands for; only whole blocks are ever ranked."""
+    return tl.where(vector == 0, BLOCK - VECTORS + 1.0, 1.0)
+
+
+@triton.jit
 def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
     """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each.
 
-    UNIT is what a logit of 1 has in base 2. NaN counts for nothing, infinity as `most`.
+    Times UNIT, logits are in base 2. NaN counts for nothing, infinity as `most`.
     """
     s = tl.where(ok[None, :] & (s == s), tl.minimum(s, most), -float("inf"))
     higher = tl.maximum(top, largest(s, 1))
@@ -104,9 +127,11 @@ def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
 
 
 @triton.jit
-def share(s, top, keys):
-    """Masses relative to the row's largest logit, in base 2; NaN stays."""
-    return tl.exp2(tl.where(s > HUGE, HUGE, s) - top[:, None]) * keys
+def relative(s, tops, at, real, keys):
+    """Masses relative to the rows' largest logits in `tops`; NaN stays."""
+    s = tl.where(s > HUGE, HUGE, s)
+    top = tl.load(tops + 2 * at, mask=real, other=0.0)
+    return tl.exp2(s - top[:, None]) * keys
 
 
 @triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
@@ -127,6 +152,7 @@ def sums_kernel(
     up. Not in base 2, so that infinite scores become float32's largest number, as in the reference.
     """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
     tile = n_tiles - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
     part = tl.program_id(0) % PARTS
     h = tl.program_id(1)
@@ -161,13 +187,14 @@ def sums_kernel(
             top, mass = added(scale * s, ok, top, mass, 1.0, LARGEST, LOG2_E)
         else:
             ok = (block >= sinks) & (block < stop)
-            s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                           PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-            top, mass = added(scale * s, ok, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
-            for vector in range(1, VECTORS):
-                s = key_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
-                               SLICE, PLANES, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, ok, top, mass, 1.0, HUGE, 1.0)
+            if APART:
+                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                top, mass = added(scale * s, ok, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
+            for vector in range(APART, VECTORS):
+                s = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                               SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                top, mass = added(scale * s, ok, top, mass, keys_behind(vector, BLOCK, VECTORS), HUGE, 1.0)
     if SOFTMAX:
         tl.store(sums + line, tl.where(mass > 0.0, top + tl.log2(mass) * LN_2, 0.0), mask=real)
     else:
@@ -193,6 +220,7 @@ def scores_kernel(
     scores' exponentials add up to, both by the `sums` of the kernel above.
     """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
     tile = first_tile + tl.program_id(0)
     h = first_head + tl.program_id(1)
     b = tl.program_id(2)
@@ -220,19 +248,21 @@ def scores_kernel(
             at = part * ROWS + tl.arange(0, ROWS)
             real = at < rows
             if MASS:
-                top = tl.load(sums + 2 * at, mask=real, other=0.0)
-                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                s = share(scale * s, top, BLOCK - VECTORS + 1.0)  # only whole blocks are ever ranked
-                for vector in range(1, VECTORS):
-                    one = key_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
-                                     SLICE, PLANES, PRECISION, WIDE)  # fmt: skip
-                    s += share(scale * one, top, 1.0)
+                s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+                if APART:
+                    one = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
+                                     BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                    s += relative(scale * one, sums, at, real, BLOCK - VECTORS + 1.0)
+                for vector in range(APART, VECTORS):
+                    one = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                                     SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                    s += relative(scale * one, sums, at, real, keys_behind(vector, BLOCK, VECTORS))
                 s *= tl.load(sums + 2 * at + 1, mask=real, other=0.0)[:, None]
                 s = tl.where(s == s, s, 0.0)
             else:
-                s = scale * best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
-                                        SLICE, BOX, VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                                VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                s *= scale
                 if SOFTMAX:
                     s = tl.where(s > LARGEST, LARGEST, s)  # NaN stays
                     s -= tl.load(sums + at, mask=real, other=0.0)[:, None]

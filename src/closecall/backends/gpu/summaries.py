@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803
+# ruff: noqa: N803, N806
 # (Triton's language has no types, and its constants are capitals.)
 """Block summaries over the real keys of each block: the mean key, the (shrunk) box, or the outlying keys.
 

@@ -13,7 +13,7 @@ from . import attend, few, launch, scores, summaries
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 FLOATS = ("fp16", "bf16", "fp32")
 SOFTCAPPED = ((128, 128), (256, 256))
-# Scorers, with their vectors a block, and those that are compiled for fewer head dims, like masses.
+# Scorers, with their vectors a block, and those that are compiled for fewer head dims, like row-normalised reductions.
 SCORERS = {"mean": 1, "quest": 1}
 MORE_SCORERS = {"box": 1, "outliers-1": 2, "outliers-3": 4, "boxed-outliers-1": 2}
 SOFTMAX_SCORERS = ("quest", "boxed-outliers-1")
@@ -136,20 +136,20 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
             "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
             "SLICE": launch.score_slice(dims[0], dtype),
         }  # fmt: skip
-        reductions = ["", " mass", *([" softmax"] if scorer in SOFTMAX_SCORERS else [])] if more else [""]
-        for reduction in reductions:
-            mass = reduction == " mass"
-            told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": reduction == " softmax"}
-            chosen = launch.table(launch.scoring(vectors, mass), arch, *dims, dtype)
+        reductions = ("", "mass", "softmax") if scorer in SOFTMAX_SCORERS else ("", "mass")
+        for reduction in reductions if more else ("",):
+            mass, softmax = reduction == "mass", reduction == "softmax"
+            told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": softmax}
+            chosen = launch.table(launch.scoring(vectors, mass or softmax), arch, *dims, dtype)
             constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys}
-            name = _name(f"scores {scorer}{reduction}", dims, dtype)
+            name = _name(f"scores {scorer} {reduction}".rstrip(), dims, dtype)
             yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
-            if not reduction:
+            if not (mass or softmax):
                 continue
             chosen = launch.table("sums", arch, *dims, dtype)
             constants = {a: x for a, x in told.items() if a in scores.sums_kernel.arg_names}
             constants |= {"ROWS": chosen.rows, "KEYS": chosen.keys}
-            name = _name(f"sums {scorer}{'' if mass else reduction}", dims, dtype)
+            name = _name(f"sums {scorer}{' softmax' if softmax else ''}", dims, dtype)
             yield _variant(name, arch, scores.sums_kernel, types, constants, chosen, dims, dtype, False)
 
 
