@@ -276,8 +276,8 @@ def check_known(policy: Policy) -> None:
     scorer = policy.scorer
     if scorer is not None and (scorer.name not in ("mean", "quest") or policy.aggregate not in ("max", "mean")):
         raise ValueError(
-            f"the model knows the scorers mean and quest under max and mean, not {scorer.name} under {policy.aggregate}: "
-            'name a preset like "router-on-quest"'
+            "the model knows the scorers mean and quest under max and mean, "
+            f'not {scorer.name} under {policy.aggregate}: name a preset like "router-on-quest"'
         )
 
 
