@@ -58,7 +58,7 @@ sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	CLOSECALL_REQUIRE_NATIVE=1 CLOSECALL_SANITIZE=1 $(BIN)/python setup.py -q build --build-base build/san --build-lib build/sanitize
 	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize CLOSECALL_SANITIZED=1 \
 	  $(BIN)/pytest -q -p no:cacheprovider -k cpu tests/test_selection.py tests/test_attention.py tests/test_nonfinite.py \
-	    tests/test_invariance.py tests/test_large.py tests/selectors/test_selector_native.py
+	    tests/test_invariance.py tests/test_large.py tests/test_summaries.py tests/selectors/test_selector_native.py
 
 wheel: $(READY)  ## One abi3 wheel in dist/, built without torch
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .

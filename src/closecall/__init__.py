@@ -16,6 +16,7 @@ from .selectors.fill_rule import Fill
 from .selectors.last_tile_rule import LastTile
 from .selectors.max_ratio_rule import MaxRatio
 from .selectors.top_p_rule import TopP
+from .summaries import Summaries
 
 __version__ = _version("closecall")
 
@@ -35,6 +36,7 @@ __all__ = [
     "Rule",
     "Scorer",
     "Selection",
+    "Summaries",
     "TopP",
     "Trigger",
     "__version__",

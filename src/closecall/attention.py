@@ -10,7 +10,8 @@ from . import backends
 from .checks import check_qkv, check_scale, check_softcap
 from .geometry import plan
 from .policy import Policy, as_policy
-from .selection import Selection, check_forced, covers_everything, select_planned
+from .selection import Selection, check_forced, check_summaries, covers_everything, select_planned
+from .summaries import Summaries
 
 
 @overload
@@ -79,13 +80,13 @@ def attend(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
     key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
-    return_lse: Literal[False] = False,
+    return_lse: Literal[False] = False, summaries: Summaries | None = None,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
     key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
-    return_lse: Literal[True],
+    return_lse: Literal[True], summaries: Summaries | None = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     q: Tensor,
@@ -99,6 +100,7 @@ def attention(
     cu_seqlens: Tensor | None = None,
     softcap: float = 0.0,
     return_lse: bool = False,
+    summaries: Summaries | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway."""
     policy = as_policy(policy)
@@ -106,8 +108,13 @@ def attention(
     scale = check_scale(scale, q.shape[-1])
     check_softcap(softcap)
     geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
+    check_summaries(summaries, key_padding, cu_seqlens)
     check_forced(policy, geometry)
     chosen = backends.choose(backend, q)
-    kept = None if covers_everything(policy, geometry) else select_planned(q, k, policy, geometry, scale, chosen)
+    if summaries is not None:
+        summaries.begin()
+    kept = None
+    if not covers_everything(policy, geometry):
+        kept = select_planned(q, k, policy, geometry, scale, chosen, summaries=summaries)
     out, lse = chosen.attend(q, k, v, kept, geometry, scale, softcap)
     return (out, lse) if return_lse else out

@@ -14,6 +14,7 @@ from .checks import check_qk, check_scale
 from .geometry import Geometry, plan
 from .policy import Policy, as_policy
 from .rules import AllHeads, Ranked, Source, alone
+from .summaries import Summaries
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +216,20 @@ def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selectio
     )
 
 
+def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Kept summaries are of sequences that all begin with their buffer and grow together."""
+    if summaries is None:
+        return
+    if not isinstance(summaries, Summaries):
+        raise TypeError(f"summaries must be a closecall.Summaries or None, got {type(summaries).__name__}")
+    given = "key_padding" if key_padding is not None else "cu_seqlens" if cu_seqlens is not None else None
+    if given is not None:
+        raise ValueError(
+            f"summaries cannot be kept with {given}: leave summaries out, or call for each sequence alone, without "
+            f"{given} and with a closecall.Summaries of its own"
+        )
+
+
 def select_planned(
     q: Tensor,
     k: Tensor,
@@ -223,11 +238,18 @@ def select_planned(
     scale: float,
     backend: backends.Backend,
     all_heads: AllHeads = alone,
+    summaries: Summaries | None = None,
 ) -> Selection:
     """`select` on checked arguments. `all_heads` brings in the margins of other ranks' heads."""
+    if summaries is not None:
+        summaries.begin()
     if covers_everything(policy, geometry):
         return select_all(geometry, q.shape[1], q.device)
-    ranked = backend.rank(q, k, policy, geometry, scale)
+    keeping = backends.keeping(backend)
+    if summaries is None or keeping is None:
+        ranked = backend.rank(q, k, policy, geometry, scale)
+    else:
+        ranked = keeping.rank(q, k, policy, geometry, scale, summaries)
     source = Source(q, k, geometry, scale, policy.sinks)
     decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=all_heads, source=source))
     width = policy.rule.limit(geometry.n_blocks)
@@ -249,11 +271,14 @@ def select(
     backend: str = "auto",
     key_padding: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    summaries: Summaries | None = None,
 ) -> Selection:
     """Which key blocks each tile of queries keeps, and how sure the cut was.
 
     `q [B, H, M, D]`, `k [B, Hkv, N, D]`, M <= N; query row i sits at key position N - M + i. `key_padding` is bool
     `[B, N]` with True for real keys (padding on the left or right); `cu_seqlens` packs whole sequences into one row.
+    With `summaries`, blocks that were complete at the last call with them are not read again (see `Summaries` for what
+    then must hold of `k`).
 
     A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
     of its tile to decide.
@@ -262,5 +287,6 @@ def select(
     check_qk(q, k)
     scale = check_scale(scale, q.shape[-1])
     geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
+    check_summaries(summaries, key_padding, cu_seqlens)
     check_forced(policy, geometry)
-    return select_planned(q, k, policy, geometry, scale, backends.choose(backend, q))
+    return select_planned(q, k, policy, geometry, scale, backends.choose(backend, q), summaries=summaries)

@@ -10,7 +10,7 @@ import functools
 import importlib
 import math
 import warnings
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..policy import Policy, unknown
 if TYPE_CHECKING:
     from ..rules import Ranked
     from ..selection import Selection
+    from ..summaries import Summaries
 
 NAMES = ("cpu", "flex", "reference", "triton")
 PREFERRED = {"cpu": ("cpu",), "cuda": ("triton", "flex")}  # by device (ROCm calls its devices cuda too), best first
@@ -52,6 +53,20 @@ class Backend(Protocol):
 
         A row that sees no key, padded rows among them, gets 0 and -inf.
         """
+
+
+class Keeping(Protocol):
+    """What a backend also offers if it says `KEEPS_SUMMARIES = True`."""
+
+    def rank(
+        self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries
+    ) -> Ranked:
+        """The same ranking, going on from the block summaries of an earlier call."""
+
+
+def keeping(backend: Backend) -> Keeping | None:
+    """The backend, if it can go on from the block summaries of an earlier call."""
+    return cast(Keeping, backend) if getattr(backend, "KEEPS_SUMMARIES", False) else None
 
 
 class Choice(NamedTuple):

@@ -22,6 +22,7 @@ from ..scorers import NORMALISED
 from ..selection import Selection
 from ..selectors.box import Box
 from ..selectors.outliers import Outliers
+from ..summaries import Summaries
 from . import empty_outputs, reference
 
 _native: Any
@@ -46,6 +47,7 @@ if _native is not None:
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORERS = {"mean": 0, "quest": 1, "box": 2, "outliers": 3}
 _AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3, "softmax": 4}
+KEEPS_SUMMARIES = True  # from call to call, see closecall/summaries.py
 _MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 
 
@@ -111,7 +113,9 @@ def _has_kernel(policy: Policy) -> bool:
     return not isinstance(policy.scorer, Outliers) or (policy.aggregate != "mean" and policy.block <= _MOST_BLOCK)
 
 
-def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+def rank(
+    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+) -> Ranked:
     scorer = policy.scorer
     assert scorer is not None
     if not _has_kernel(policy) or (isinstance(scorer, Outliers) and q.shape[3] > _MOST_DIM):
@@ -122,12 +126,24 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
     order = torch.empty(shape, dtype=torch.int32) if full else torch.full(shape, geometry.n_blocks, dtype=torch.int32)
     scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
     kinds = (_SCORERS[scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
-    forced = _forced_mass(q, k, geometry, scale, policy.sinks) if policy.aggregate in NORMALISED else None
-    masses = (0 if forced is None else forced.data_ptr(), q.shape[2])
     shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
     given = (shrink, scorer.m if isinstance(scorer, Outliers) else 0)
-    outputs = (order.data_ptr(), scores.data_ptr(), *masses, *given, scale, torch.get_num_threads(), _tier())
-    _native.rank(_pack((*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds, *outputs)))
+    chosen = _tier()
+
+    def packed(masses: int, *kept: int) -> bytes:
+        inputs = (*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds)
+        outputs = (order.data_ptr(), scores.data_ptr(), masses, q.shape[2], *given, *kept)
+        return _pack((*inputs, *outputs, scale, torch.get_num_threads(), chosen))
+
+    kept, done = (0, 0, 0), 0
+    if summaries is not None:  # before any work: it may refuse these keys
+        kind = (scorer, chosen)
+        store, done = summaries.prepare(k, policy.block, kind, lambda: int(_native.summary_bytes(packed(0, *kept))))
+        kept = (store.data_ptr(), store.shape[2], done)
+    forced = _forced_mass(q, k, geometry, scale, policy.sinks) if policy.aggregate in NORMALISED else None
+    _native.rank(packed(0 if forced is None else forced.data_ptr(), *kept))
+    if summaries is not None:
+        summaries.finish(k.shape[2], done)
     return Ranked(order, scores, geometry.visible, geometry.forced(policy.sinks), geometry.sequence)
 
 

@@ -14,6 +14,7 @@ from ..geometry import Geometry, from_segments, plan
 from ..policy import Policy
 from ..rules import AllHeads, alone
 from ..selection import Selection, check_forced, covers_everything, select_planned
+from ..summaries import Summaries
 from .masks import PADDING, UNSEEN
 
 _c10d: Any = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
@@ -94,15 +95,20 @@ def run(
     softcap: float,
     backend: str,
     all_heads: AllHeads = alone,
+    summaries: Summaries | None = None,
 ) -> Ran:
-    """Attention by the policy, dense where fewer than `dense_below` keys are there."""
+    """Attention by the policy, dense where fewer than `dense_below` keys are there.
+
+    `summaries` of the keys' first blocks are used and added to, unless there is padding or packing.
+    """
     start = time.perf_counter()
     seen = see(q, k, v, segments, policy)
     chosen = backends.choose(backend, q)
     kept = None
     if seen.k.shape[2] >= dense_below and not covers_everything(policy, seen.geometry):
         check_forced(policy, seen.geometry)
-        kept = select_planned(seen.q, seen.k, policy, seen.geometry, scale, chosen, all_heads)
+        known = summaries if seen.geometry.whole and seen.row_order is None else None
+        kept = select_planned(seen.q, seen.k, policy, seen.geometry, scale, chosen, all_heads, known)
     selected = time.perf_counter()
     out, lse = chosen.attend(seen.q, seen.k, seen.v, kept, seen.geometry, scale, softcap)
     if seen.row_order is not None:

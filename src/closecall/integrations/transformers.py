@@ -27,6 +27,7 @@ from ..selection import Selection
 from .layers import Layer, find_layers
 from .masks import from_cu_seqlens, is_segments, mask_function
 from .op import Call, attention_op, heads_over, run
+from .reuse import Reuse
 from .stats import LayerStats, Recorder
 
 OLDEST = (5, 0)
@@ -47,6 +48,18 @@ class _State:
         self.policy = handle.policy.for_layer(layer.index)
         self.policy_json = self.policy.to_json()
         self.stats = LayerStats()
+        self.reuse = Reuse() if chosen and self.policy.rule.needs_scores else None
+        self._hook: Any = None
+        if self.reuse is not None:
+            self._hook = layer.module.register_forward_pre_hook(self.reuse.look, with_kwargs=True)
+
+    def drop(self) -> None:
+        """Takes it off its module."""
+        self.layer.module.__dict__.pop("_closecall", None)
+        if self._hook is not None:
+            self._hook.remove()
+        if self.reuse is not None:
+            self.reuse.drop()
 
     def dense_below(self, rows: int) -> int:
         """The number of keys from which a call goes sparse: never for decode, unless asked."""
@@ -118,7 +131,7 @@ class Handle:
         for module, config in self._before:
             module.config = config
         for state in self._states:
-            state.layer.module.__dict__.pop("_closecall", None)
+            state.drop()
         self._before.clear()
         self.record_stop()
         self.watch(None)
@@ -190,7 +203,8 @@ class Handle:
         self, state: _State, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float, softcap: float
     ) -> tuple[Tensor, Tensor]:
         below = state.dense_below(q.shape[2])
-        ran = run(q, k, v, segments, state.policy, below, scale, softcap, self.backend, self._all_heads)
+        known = None if state.reuse is None else state.reuse.take(state.layer.index, q.shape[2], k)
+        ran = run(q, k, v, segments, state.policy, below, scale, softcap, self.backend, self._all_heads, known)
         state.stats.calls += 1
         state.stats.select_seconds += ran.select_seconds
         state.stats.attend_seconds += ran.attend_seconds
@@ -263,6 +277,8 @@ def _forward(
     bare = attention_mask is None and kwargs.get("sliding_window") is None and kwargs.get("is_causal") is not False
     if state is None or not (bare or is_segments(attention_mask)):
         # A mask that is not causal attention within sequences was made by the original's own mask function.
+        if state is not None and state.reuse is not None:
+            state.reuse.drop()
         given = {"scaling": scaling, "dropout": dropout, **kwargs}
         given |= {} if softcap is None else {"softcap": softcap}
         given |= {} if s_aux is None else {"s_aux": s_aux}

@@ -47,6 +47,8 @@ struct RankArgs {
   int64_t M;
   double shrink;        // of BOX, and of the box of the others of OUTLIERS: 0 is the mean, 1 the whole box
   int64_t outliers;     // of OUTLIERS: keys stored as they are
+  char* kept;           // [B, Hkv, room] summaries, written here and read at later calls, or null: nothing is kept. The
+  int64_t room, done;   // sequences then fill their rows; the first `done` blocks of each are summarised already
   double scale;
   int64_t threads, tier;
 };

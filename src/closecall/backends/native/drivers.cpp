@@ -171,6 +171,11 @@ const char* run_attend(const AttendArgs& a) {
   return nullptr;
 }
 
+int64_t run_summary_bytes(const RankArgs& a) {
+  const Kernels* kernels = tier(a.tier);
+  return kernels ? kernels->summary_bytes(a) : 0;
+}
+
 const char* run_rank(const RankArgs& a) {
   const Kernels* kernels = tier(a.tier);
   if (!kernels) return "no such tier";
@@ -189,26 +194,31 @@ const char* run_rank(const RankArgs& a) {
     sequence_of[i] = (int64_t)sequences.size() - 1;
   }
   for (Sequence& q : sequences) {
+    int64_t n = (q.keys + block - 1) / block;
+    if (a.kept && (q.key != 0 || n > a.room || a.done < 0 || a.done > q.keys / block)) return "the kept summaries do not fit";
     q.place = blocks;
-    blocks += (q.keys + block - 1) / block;
+    blocks += n;
   }
-  Buffer<char> summaries = buffer<char>(blocks * s.Hkv * bytes);
-  auto summary = [&](int64_t head, int64_t place) { return summaries.get() + (head * blocks + place) * bytes; };
+  Buffer<char> own = buffer<char>(a.kept ? 0 : blocks * s.Hkv * bytes);
+  auto summary = [&](int64_t head, const Sequence& q, int64_t b) {
+    return a.kept ? a.kept + ((q.b * s.Hkv + head) * a.room + b) * bytes : own.get() + (head * blocks + q.place + b) * bytes;
+  };
 
+  int64_t done = a.kept ? a.done : 0;
   struct Piece { int64_t sequence, head, first, last; };
   std::vector<Piece> pieces;
   for (size_t q = 0; q < sequences.size(); ++q)
     for (int64_t h = 0; h < s.Hkv; ++h)
-      for (int64_t b = 0, n = (sequences[q].keys + block - 1) / block; b < n; b += 32)
+      for (int64_t b = done, n = (sequences[q].keys + block - 1) / block; b < n; b += 32)
         pieces.push_back({(int64_t)q, h, b, std::min(b + 32, n)});
   double key_work = 0;
-  for (const Sequence& q : sequences) key_work += (double)q.keys * (double)(s.Hkv * s.D);
+  for (const Sequence& q : sequences) key_work += (double)(q.keys - done * block) * (double)(s.Hkv * s.D);
   parallel_for((int64_t)pieces.size(), useful_threads(a.threads, key_work), [&](int64_t i, int64_t) {
     const Piece& p = pieces[i];
     const Sequence& q = sequences[p.sequence];
     for (int64_t b = p.first; b < p.last; ++b)
       kernels->summarise(a, at(a.k, size, q.b, p.head, q.key + b * block), std::min(block, q.keys - b * block),
-                         summary(p.head, q.place + b));
+                         summary(p.head, q, b));
   });
 
   int64_t group = s.H / s.Hkv, n_items = (int64_t)tiles.size() * s.H;
@@ -226,7 +236,7 @@ const char* run_rank(const RankArgs& a) {
     int64_t out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
     const float* forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
     kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows, forced,
-                  summary(head / group, sequences[sequence_of[which]].place), low, own, (tile.end() + block - 1) / block,
+                  summary(head / group, sequences[sequence_of[which]], 0), low, own, (tile.end() + block - 1) / block,
                   a.order + out, a.scores + out, scratch[worker].get());
   });
   return nullptr;

@@ -9,5 +9,7 @@ const char* tier_name(int tier);
 // Each returns null, or what went wrong.
 const char* run_attend(const AttendArgs&);
 const char* run_rank(const RankArgs&);
+// Bytes of one block's summary; 0 if there is no such tier.
+int64_t run_summary_bytes(const RankArgs&);
 const char* run_gather(const GatherArgs&);
 double run_peak(int64_t tier, int64_t dtype, double seconds);

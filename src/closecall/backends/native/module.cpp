@@ -10,15 +10,24 @@
 
 namespace {
 
-template <class Args, const char* (*Run)(const Args&)>
-PyObject* call(PyObject*, PyObject* packed) {
+// Whether the bytes were such a struct; if not, Python's error is set.
+template <class Args>
+bool unpack(PyObject* packed, Args& args) {
   char* data;
   Py_ssize_t size;
-  if (PyBytes_AsStringAndSize(packed, &data, &size) < 0) return nullptr;
-  if (size != (Py_ssize_t)sizeof(Args))
-    return PyErr_Format(PyExc_SystemError, "expected %zd bytes of arguments, got %zd", (Py_ssize_t)sizeof(Args), size);
-  Args args;
+  if (PyBytes_AsStringAndSize(packed, &data, &size) < 0) return false;
+  if (size != (Py_ssize_t)sizeof(Args)) {
+    PyErr_Format(PyExc_SystemError, "expected %zd bytes of arguments, got %zd", (Py_ssize_t)sizeof(Args), size);
+    return false;
+  }
   std::memcpy(&args, data, sizeof args);
+  return true;
+}
+
+template <class Args, const char* (*Run)(const Args&)>
+PyObject* call(PyObject*, PyObject* packed) {
+  Args args;
+  if (!unpack(packed, args)) return nullptr;
   const char* problem = nullptr;
   bool no_memory = false;
   Py_BEGIN_ALLOW_THREADS;
@@ -31,6 +40,11 @@ PyObject* call(PyObject*, PyObject* packed) {
   if (no_memory) return PyErr_NoMemory();
   if (problem) return PyErr_Format(PyExc_RuntimeError, "closecall native: %s", problem);
   Py_RETURN_NONE;
+}
+
+PyObject* summary_bytes(PyObject*, PyObject* packed) {
+  RankArgs args;
+  return unpack(packed, args) ? PyLong_FromLongLong(run_summary_bytes(args)) : nullptr;
 }
 
 PyObject* tiers(PyObject*, PyObject*) {
@@ -63,6 +77,7 @@ PyObject* share(PyObject*, PyObject* address) {
 PyMethodDef methods[] = {
     {"attend", call<AttendArgs, run_attend>, METH_O, "attend(packed AttendArgs)"},
     {"rank", call<RankArgs, run_rank>, METH_O, "rank(packed RankArgs)"},
+    {"summary_bytes", summary_bytes, METH_O, "summary_bytes(packed RankArgs): of one block"},
     {"gather", call<GatherArgs, run_gather>, METH_O, "gather(packed GatherArgs)"},
     {"tiers", tiers, METH_NOARGS, "Names of the tiers this machine can run, best first."},
     {"peak", peak, METH_VARARGS, "peak(tier, dtype, seconds): FLOP/s of one core from registers."},
