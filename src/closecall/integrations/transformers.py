@@ -33,8 +33,8 @@ from .stats import LayerStats, Recorder
 OLDEST = (5, 0)
 PREFIX = "closecall_"
 # Below this multiple of the tile budget, the blocks that a policy leaves out do not pay for choosing them: see
-# docs/attach.md for the measurement.
-BREAK_EVEN = 1.25
+# docs/benchmarks.md for the measurement.
+BREAK_EVEN = 2
 _NEVER = 2**62
 
 
@@ -390,7 +390,7 @@ def attach(
     chosen = _choose_layers(found, layers, model)
     notes = []
     if chosen_policy.name == "auto" and min_context is None:
-        min_context = int(BREAK_EVEN * chosen_policy.rule.limit(2**31)) * chosen_policy.block
+        min_context = BREAK_EVEN * chosen_policy.rule.limit(2**31) * chosen_policy.block
         notes.append(f"auto: dense below {min_context} keys, where sparse would not pay")
     _check_budget(chosen_policy)
     check_layers(chosen_policy, tuple(sorted(x.index for x in found if x.kind == "full")), type(model).__name__)
