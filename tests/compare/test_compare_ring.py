@@ -275,3 +275,19 @@ def test_json_has_no_nan() -> None:
     data: Any = json.loads(report.as_json({"split": "choose"}, None, captured, []))
     assert data["captured"]["all"]["bouts"][0]["error"]["low"] is None
     assert data["captured"]["by_layer"]["1"][0]["policy"] == "quest"
+
+
+def test_several_models_are_taken_together_by_task() -> None:
+    one = group(dict.fromkeys(EVEN, EVEN["quest"]), ANSWERS)
+    other, elsewhere = dataclasses.replace(one, model="n"), dataclasses.replace(one, task="another")
+    found = ring.Answers([one, other, elsewhere], {"m": "M", "n": "N"}, ["quest"])
+    assert list(found.over_models) == [("task", 512)]
+    assert found.over_models["task", 512] == duels([one, other], ["quest"])
+    assert found.over_models["task", 512][0].comparison is not None
+    assert found.over_models["task", 512][0].comparison.wins == 34
+    titles = [t.title for t in report.answer_tables(found, "choose")]
+    assert "Between policies, all models: task at 512 tokens" in titles
+    assert "Between policies: task at 512 tokens on N" in titles
+    (listed,) = json.loads(report.as_json({}, found, None, []))["over_models"]
+    assert (listed["task"], listed["duels"][0]["comparison"]["wins"]) == ("task", 34)
+    assert ring.Answers([one, elsewhere], {"m": "M"}, ["quest"]).over_models == {}

@@ -174,7 +174,11 @@ def answer_tables(answers: Answers, part: str) -> list[Table]:
     found = []
     for group, duels in zip(answers.groups, answers.duels, strict=True):
         found.append(line_table(group, answers.names[group.model], part))
-        found.append(duel_table(duels, f"Between policies: {where(group.task, group.context)}"))
+        found.append(
+            duel_table(duels, f"Between policies: {where(group.task, group.context)} on {answers.names[group.model]}")
+        )
+    for (task, context), duels in answers.over_models.items():
+        found.append(duel_table(duels, f"Between policies, all models: {where(task, context)}"))
     if answers.overall:
         found.append(duel_table(answers.overall, "Between policies, all of the above"))
     return [table for table in found if table.rows]
@@ -194,6 +198,10 @@ def as_json(settings: dict[str, Any], answers: Answers | None, captured: Capture
                 "duels": [_plain(d) | {"verdict": d.verdict} for d in duels],
             }
             for g, duels in zip(answers.groups, answers.duels, strict=True)
+        ]
+        data["over_models"] = [
+            {"task": task, "context": context, "duels": [_plain(d) | {"verdict": d.verdict} for d in duels]}
+            for (task, context), duels in answers.over_models.items()
         ]
         data["overall"] = [_plain(d) | {"verdict": d.verdict} for d in answers.overall]
     if captured is not None:

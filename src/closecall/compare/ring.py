@@ -134,8 +134,16 @@ class Answers:
         return [duels([group], self.against) for group in self.groups]
 
     @cached_property
+    def over_models(self) -> dict[tuple[str, int], list[Duel]]:
+        """Of every task and context over all models; empty where there is only one."""
+        places: dict[tuple[str, int], list[Group]] = {}
+        for group in self.groups:
+            places.setdefault((group.task, group.context), []).append(group)
+        return {place: duels(groups, self.against) for place, groups in places.items() if len(groups) > 1}
+
+    @cached_property
     def overall(self) -> list[Duel]:
-        """Over all tasks and contexts, for each model; empty where there is only one."""
+        """Over all models, tasks and contexts; empty where there is only one group."""
         if len(self.groups) < 2:
             return []
         return duels(self.groups, self.against)
