@@ -132,7 +132,7 @@ def test_padded_tiles_do_not_count_in_the_measured_properties(engine: Engine) ->
     assert selection.kept_fraction == 1
 
 
-@pytest.mark.parametrize("preset", ["dense", "topk", "quest", "router", "router-on-quest"])
+@pytest.mark.parametrize("preset", ["dense", "topk", "quest", "router", "router-on-quest", "auto"])
 def test_presets_by_name_take_the_defaults(engine: Engine, preset: str) -> None:
     """Two tiles that see 69 and 70 blocks: the default keeps 66, the router all of them in ceil(0.4 * 2) tiles."""
     q, k = torch.randn(1, 2, 128, 8), torch.randn(1, 1, 70 * 64, 8)
@@ -142,7 +142,7 @@ def test_presets_by_name_take_the_defaults(engine: Engine, preset: str) -> None:
     assert counts[0] == counts[1]
     if preset == "dense":
         assert counts[0] == [69, 70]
-    elif preset in ("topk", "quest"):
+    elif preset in ("topk", "quest", "auto"):
         assert counts[0] == [66, 66]
     else:
         assert counts[0] in ([66, 70], [69, 66])
@@ -173,3 +173,10 @@ def test_the_kept_mask_reads_no_further_than_the_counts() -> None:
     selection = closecall.Selection.from_blocks(index, counts, q_len=4, k_len=16, block=4, tile=4)
     assert selection.kept_mask()[0, :, 0].tolist() == [[True, False, True, False], [False, True, False, False]]
     assert selection.kept_mask((0, slice(1, 2), 0)).tolist() == [[False, True, False, False]]
+
+
+def test_it_says_what_was_triggered_where_there_was_something_to_trigger() -> None:
+    q, k = torch.randn(1, 1, 600, 8), torch.randn(1, 1, 600, 8)
+    assert str(closecall.select(q, k, "dense")).endswith("kept 100.0%, nothing was cut")
+    router = closecall.select(q, k, closecall.policy("router", budget=3))  # of tiles 6 to 9, ceil(0.4 * 4)
+    assert str(router).endswith("triggered 50.0%")

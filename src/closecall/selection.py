@@ -106,10 +106,11 @@ class Selection:
 
     def __str__(self) -> str:
         b, h, t = self.counts.shape
+        rate = self.trigger_rate
         return (
             f"Selection: {b} x {h} heads x {t} tiles of {self.tile} rows, {self.n_blocks} blocks of {self.block} keys; "
             f"effective budget {self.effective_budget:.1f}, kept {self.kept_fraction:.1%}, "
-            f"triggered {self.trigger_rate:.1%}"
+            + (f"triggered {rate:.1%}" if rate == rate else "nothing was cut")
         )
 
     def to(self, device: torch.device | str) -> Selection:
