@@ -31,7 +31,7 @@ demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small 
 
 test: $(READY) lint  ## Lint, types and every test (about fifteen minutes on 2 cores)
 	$(SAY) "Tests: every backend against a float64 oracle, GPU kernels compiled, models, evaluation, theory"
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 2 --dist worksteal
 
 lint: $(READY)
 	$(SAY) "Lint and types"
