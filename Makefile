@@ -29,7 +29,7 @@ demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small 
 	@$(BIN)/closecall report --store out/demo/eval.db --out out/demo >/dev/null
 	$(SAY) "Curves, tests and hit rates by layer: open out/demo/report.html"
 
-test: $(READY) lint  ## Lint, types and every test (about fifteen minutes on 2 cores)
+test: $(READY) lint  ## Lint, types and every test (about nine minutes on 2 cores)
 	$(SAY) "Tests: every backend against a float64 oracle, GPU kernels compiled, models, evaluation, theory"
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
