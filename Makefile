@@ -50,7 +50,6 @@ test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on fir
 	$(BIN)/closecall get smollm2
 	$(BIN)/pytest -q tests/integrations/test_real_model.py
 
-DRAWN  := attention selection invariance nonfinite rules geometry policy certify
 PROBES = probe:qwen2:0,probe:qwen2:1,probe:qwen2:2,probe:qwen3:0,probe:qwen3:1,probe:qwen3:2
 ASKED = probe-needle:questions=8,probe-scattered:questions=8,probe-chase:questions=6
 KINDS = niah-single:haystack=prose,niah-multikey:haystack=needles,niah-single,variable-tracking:haystack=prose,frequent-words
@@ -77,6 +76,7 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (ten hour
 	  --out out/results/capture
 	$(RING) --captured out/results/capture --policies $(OURS),$(OTHERS) --budgets 4 --by-layer --out out/results/captured
 
+DRAWN  := attention selection invariance nonfinite rules geometry policy certify
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time (an hour)
 	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/test_%.py) tests/selectors tests/theory tests/gpu/test_kernels.py
 

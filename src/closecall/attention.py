@@ -111,10 +111,10 @@ def attention(
     check_summaries(summaries, key_padding, cu_seqlens)
     check_forced(policy, geometry)
     chosen = backends.choose(backend, q)
-    if summaries is not None:
-        summaries.begin()
     kept = None
     if not covers_everything(policy, geometry):
         kept = select_planned(q, k, policy, geometry, scale, chosen, summaries=summaries)
+    elif summaries is not None:
+        summaries.begin()
     out, lse = chosen.attend(q, k, v, kept, geometry, scale, softcap)
     return (out, lse) if return_lse else out
