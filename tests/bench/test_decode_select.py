@@ -26,13 +26,13 @@ def test_it_measures_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         torch.set_num_threads(threads)
     (record,) = json.loads((tmp_path / "decode_select.json").read_text())["records"]
     rows = record["result"]["rows"]
-    assert [row["scorer"] for row in rows] == ["quest", "outliers"]
+    assert [row["policy"] for row in rows] == ["quest", "auto"]
     for row in rows:
         assert 0 < row["kept_select_ms"] < row["kept_step_ms"]
         assert 0 < row["select_ms"] < row["step_ms"]
-    quest, outliers = (row["kept_mib"] * 2**20 for row in rows)
+    quest, auto = (row["kept_mib"] * 2**20 for row in rows)
     assert quest == 8 * 2 * (2 * 32) * 4  # blocks, key heads, a box
-    assert outliers == 1.5 * quest  # and a key
+    assert auto == 1.5 * quest  # and a key
     assert "Sparse decoding: " in capsys.readouterr().out
 
 

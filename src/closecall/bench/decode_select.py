@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,16 +29,13 @@ from .timing import Contender, Samples, interleave
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POLICIES: dict[str, dict[str, Any]] = {
-    "quest": {},
-    "outliers": {"m": 1, "c": 0.5, "aggregate": "softmax"},
-}
+POLICIES = ("quest", "auto")
 COLUMNS = (
     Column("cache", lambda r: inputs.size(r["context"])),
     Column("type", lambda r: r["dtype"], left=True),
     Column("D", lambda r: r["dim"]),
     Column("threads", lambda r: r["threads"]),
-    Column("scorer", lambda r: r["scorer"], left=True),
+    Column("policy", lambda r: r["policy"], left=True),
     Column("select ms", lambda r: inputs.three_digits(r["select_ms"])),
     Column("kept", lambda r: inputs.three_digits(r["kept_select_ms"])),
     Column("times", lambda r: r["select_ratio"], ".1f"),
@@ -49,13 +46,9 @@ COLUMNS = (
 )
 
 
-def chosen(scorer: str, budget: int) -> Policy:
-    return policy("topk", scorer=scorer, budget=budget, **POLICIES[scorer])
-
-
 @dataclass(frozen=True)
 class DecodeSelectBench:
-    """Every combination of cache lengths, types and dims is a cell; all scorers and thread counts take turns in it."""
+    """Every combination of cache lengths, types and dims is a cell; all policies and thread counts take turns in it."""
 
     contexts: tuple[int, ...]
     dtypes: tuple[str, ...]
@@ -73,7 +66,7 @@ class DecodeSelectBench:
             "threads": list(self.threads),
             "heads": self.heads,
             "kv_heads": self.kv_heads,
-            "policies": [chosen(scorer, self.budget).to_json() for scorer in POLICIES],
+            "policies": [policy(name, budget=self.budget).to_json() for name in POLICIES],
             "tier": cpu.tier() if cpu.tiers() else None,
             "repeats": self.repeats,
             "seconds": self.seconds,
@@ -94,15 +87,15 @@ class DecodeSelectBench:
     def measure(self, cell: Facts) -> Facts:
         q, k, v = inputs.qkv(cell["heads"], cell["kv_heads"], 1, cell["context"], cell["dim"], cell["dtype"])
         contenders, kept = [], {}
-        for scorer in POLICIES:
-            tried = chosen(scorer, self.budget)
+        for name in POLICIES:
+            tried = policy(name, budget=self.budget)
             now = k.shape[2] - tried.block // 2  # the last block is half full, as it is on average
             tensors = (q, k[:, :, :now], v[:, :, :now])
             for threads in cell["threads"]:
-                kept[scorer, threads] = Summaries()
+                kept[name, threads] = Summaries()
                 contenders += [
-                    _step(_name(scorer, threads), tensors, tried, None, threads),
-                    _step(_name(scorer, threads, kept=True), tensors, tried, kept[scorer, threads], threads),
+                    _step(_label(name, threads), tensors, tried, None, threads),
+                    _step(_label(name, threads, kept=True), tensors, tried, kept[name, threads], threads),
                 ]
         samples = interleave(contenders, seconds=cell["seconds"], most_rounds=cell["repeats"])
         return {"rounds": samples.rounds, "rows": [_row(samples, *key, summaries) for key, summaries in kept.items()]}
@@ -114,7 +107,7 @@ class DecodeSelectBench:
         notes = [
             "select: of one query row; step: with its attention over the kept blocks. kept: the same going on from",
             "summaries of an earlier step. times: how much longer it takes without.",
-            *(f"{scorer}: {chosen(scorer, self.budget)}" for scorer in POLICIES),
+            *(str(policy(name, budget=self.budget)) for name in POLICIES),
             f"Medians of at least {min(r['rounds'] for _, r in measured)} interleaved rounds; standard normal q, k, v.",
         ]
         rows = [cell | row for cell, result in measured for row in result["rows"]]
@@ -124,8 +117,8 @@ class DecodeSelectBench:
         return {}  # one number a row: the table says it
 
 
-def _name(scorer: str, threads: int, *, kept: bool = False) -> str:
-    return f"{scorer} {threads}" + (" kept" if kept else "")
+def _label(name: str, threads: int, *, kept: bool = False) -> str:
+    return f"{name} {threads}" + (" kept" if kept else "")
 
 
 def _step(
@@ -139,11 +132,11 @@ def _step(
     return Contender(name, steps, threads)
 
 
-def _row(samples: Samples, scorer: str, threads: int, summaries: Summaries) -> Facts:
-    without, kept = _name(scorer, threads), _name(scorer, threads, kept=True)
+def _row(samples: Samples, name: str, threads: int, summaries: Summaries) -> Facts:
+    without, kept = _label(name, threads), _label(name, threads, kept=True)
     pairs = zip(samples.seconds(without, "select"), samples.seconds(kept, "select"), strict=True)
     return {
-        "scorer": scorer,
+        "policy": name,
         "threads": threads,
         "select_ms": 1000 * samples.median(without, "select"),
         "kept_select_ms": 1000 * samples.median(kept, "select"),
@@ -193,7 +186,8 @@ def _run(args: argparse.Namespace) -> None:
         repeats=count("--repeats")(args.repeats),
         seconds=args.seconds,
     )
-    least = chosen("quest", bench.budget).rule.limit(2**31) * chosen("quest", bench.budget).block
+    tried = policy(POLICIES[0], budget=bench.budget)
+    least = tried.rule.limit(2**31) * tried.block
     if min(bench.contexts) <= least:
         raise ValueError(f"--contexts {min(bench.contexts)}: budget {bench.budget} keeps all of {least} keys: use more")
     runner.run(bench, args.out, fresh=args.fresh)
