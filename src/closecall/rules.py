@@ -264,6 +264,10 @@ class Rule(Component):
         """The most blocks any tile may keep, forced ones included: how far backends must rank."""
         raise NotImplementedError
 
+    def limits(self, sequence: Tensor, n_blocks: int) -> Tensor | None:
+        """`[B, T]`: how far each tile must be ranked, where that differs; a backend may rank further, up to `limit`."""
+        return None
+
     def decide(self, ranked: Ranked) -> Decision:
         raise NotImplementedError
 

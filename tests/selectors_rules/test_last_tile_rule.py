@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,6 +13,8 @@ from rankings import Drawn, drawn
 
 import closecall
 from closecall import RULES, SCORERS, Policy
+from closecall.backends import cpu
+from closecall.geometry import plan
 from closecall.rules import Router, Rule, TopK
 from closecall.selectors.even_rule import Even
 from closecall.selectors.fill_rule import Fill
@@ -73,6 +76,32 @@ def test_counts_against_plain_python(name: str, factor: float | str, tiles: int,
     assert int(decision.counts.sum()) == sum(expected.values())
     if pay:
         assert int(decision.counts.sum()) == int(inner.counts.sum())
+
+
+@pytest.mark.parametrize("factor", [1.5, 2, "dense"])
+@pytest.mark.parametrize("name", INNER)
+@over(30, seed=SEEDS)
+def test_ranking_further_than_its_limits_changes_nothing(name: str, factor: float | str, seed: int) -> None:
+    ranked = drawn(seed, SCORES).ranked
+    rule = LastTile(INNER[name], factor=factor)
+    limits = rule.limits(ranked.sequence, ranked.scores.shape[3])
+    beyond = torch.arange(ranked.scores.shape[3]) >= limits[:, None, :, None]
+    cut = dataclasses.replace(ranked, scores=ranked.scores.masked_fill(beyond, -torch.inf))
+    whole, short = rule.decide(ranked), rule.decide(cut)
+    assert torch.equal(whole.counts, short.counts)
+    assert torch.equal(whole.margin.nan_to_num(2), short.margin.nan_to_num(2))
+    assert torch.equal(whole.triggered, short.triggered)
+
+
+def test_the_native_backend_ranks_only_the_last_tile_further() -> None:
+    if not cpu.tiers():
+        pytest.skip("the native module was not built")
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(1, 4, 200, 16, generator=generator), torch.randn(1, 2, 200, 16, generator=generator)
+    made = Policy(SCORERS["quest"](), LastTile(TopK(budget=5, tile_factor=1)), block=8, tile=8)
+    ranked = cpu.rank(q, k, made, plan(1, 200, 200, 8, 8), 0.25)
+    found = ranked.scores.isfinite().sum(-1)[0, 0].tolist()
+    assert found == [min(max(t - 1, 0), 10 if t == 24 else 5) for t in range(25)]
 
 
 @pytest.mark.parametrize("name", INNER)

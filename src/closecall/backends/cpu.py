@@ -125,6 +125,8 @@ def rank(
     full = geometry.exists.all()
     order = torch.empty(shape, dtype=torch.int32) if full else torch.full(shape, geometry.n_blocks, dtype=torch.int32)
     scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
+    limits = policy.rule.limits(geometry.sequence, geometry.n_blocks)
+    far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
     kinds = (_SCORERS[scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
     shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
     given = (shrink, scorer.m if isinstance(scorer, Outliers) else 0)
@@ -132,8 +134,8 @@ def rank(
 
     def packed(masses: int, *kept: int) -> bytes:
         inputs = (*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds)
-        outputs = (order.data_ptr(), scores.data_ptr(), masses, q.shape[2], *given, *kept)
-        return _pack((*inputs, *outputs, scale, torch.get_num_threads(), chosen))
+        outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
+        return _pack((*inputs, *outputs, q.shape[2], *given, *kept, scale, torch.get_num_threads(), chosen))
 
     kept, done = (0, 0, 0), 0
     if summaries is not None:  # before any work: it may refuse these keys

@@ -390,7 +390,7 @@ def attach(
     chosen = _choose_layers(found, layers, model)
     notes = []
     if chosen_policy.name == "auto" and min_context is None:
-        min_context = BREAK_EVEN * chosen_policy.rule.limit(2**31) * chosen_policy.block
+        min_context = BREAK_EVEN * chosen_policy.rule.tile_budget * chosen_policy.block  # type: ignore[attr-defined]  # auto's has one
         notes.append(f"auto: dense below {min_context} keys, where sparse would not pay")
     _check_budget(chosen_policy)
     check_layers(chosen_policy, tuple(sorted(x.index for x in found if x.kind == "full")), type(model).__name__)

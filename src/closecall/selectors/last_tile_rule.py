@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..policy import RULES, Policy
 from ..rules import Decision, Ranked, Rule, TopK, is_number, margins_at
-from .pooled_rule import later_first, spend, sums
+from .pooled_rule import deal, later_first, sums
 
 DENSE = "dense"
 
@@ -85,17 +85,26 @@ class LastTile(Rule):
         most = torch.tensor(self.rule.limit(n_blocks))
         return int(self._more(most, torch.tensor(n_blocks)))
 
+    def limits(self, sequence: Tensor, n_blocks: int) -> Tensor:
+        inner = self.rule.limits(sequence, n_blocks)
+        others = torch.full_like(sequence, self.rule.limit(n_blocks)) if inner is None else inner
+        return torch.where(self._last(sequence), self.limit(n_blocks), others)
+
+    def _last(self, sequence: Tensor) -> Tensor:
+        """bool `[B, T]`: the tiles that are protected."""
+        return (sequence >= 0) & (_from_the_end(sequence) < self.tiles)
+
     def decide(self, ranked: Ranked) -> Decision:
         inner = self.rule.decide(ranked)
         sequence, visible = ranked.sequence, ranked.visible
-        last = (visible > 0) & (_from_the_end(sequence) < self.tiles)
+        last = self._last(sequence)
         more = self._more(inner.counts, visible[:, None])
         extra = torch.where(last[:, None], more - inner.counts, 0)
         given = torch.zeros_like(extra)
         if self.pay:
             payers = ((visible > self.tile_budget) & ~last)[:, None]
             can = torch.where(payers, (inner.counts - ranked.forced[:, None]) // 2, 0).clamp(min=0)
-            extra, given = _settle(extra, can, sequence)
+            extra, given = _settle(extra, can, sequence, self.tiles == 1)
         counts = inner.counts + extra - given
         changed = counts != inner.counts
         margin = torch.where(changed, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
@@ -117,18 +126,20 @@ def _from_the_end(sequence: Tensor) -> Tensor:
     return last - tile
 
 
-def _settle(extra: Tensor, can: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last tiles get and the others give, all `[B, H, T]`, for each head of a sequence by itself."""
+def _settle(extra: Tensor, can: Tensor, sequence: Tensor, alone: bool) -> tuple[Tensor, Tensor]:
+    """What the last tiles get and the others give, all `[B, H, T]`, for each head of a sequence by itself.
+
+    alone: no sequence has more than one tile that gets anything.
+    """
     shape = extra.shape
     heads = torch.arange(shape[1], device=extra.device)[:, None]
     pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
     n_pools = int(pool.max()) + 1
     total = sums(extra.flatten(), pool, n_pools).minimum(sums(can.flatten(), pool, n_pools))
-    width = max(1, int(torch.maximum(extra, can).max()))
-    evenly = -torch.arange(width, device=extra.device).expand(extra.numel(), width)  # every tile's first block first
     earlier_first = torch.arange(extra.numel(), device=extra.device)
-    got, given = (
-        spend(evenly, torch.zeros_like(pool), most.flatten(), pool, total, order).view(shape)
-        for most, order in ((extra, later_first(shape, extra.device)), (can, earlier_first))
-    )
-    return got, given
+    given = deal(can.flatten(), pool, total, earlier_first)
+    if alone:  # nobody to share with
+        got = extra.flatten().minimum(total[pool])
+    else:
+        got = deal(extra.flatten(), pool, total, later_first(shape, extra.device))
+    return got.view(shape), given.view(shape)

@@ -77,14 +77,30 @@ def spend(wanted: Tensor, low: Tensor, high: Tensor, pool: Tensor, total: Tensor
     got = upto(slot)
     left = left - sums(got - first, pool, n_pools)
 
-    # And of the next slot, one each for the preferred cells.
-    more = (got == slot[pool]) & (got < last)
+    return got + _one_each((got == slot[pool]) & (got < last), pool, left, prefer)
+
+
+def _one_each(among: Tensor, pool: Tensor, left: Tensor, prefer: Tensor) -> Tensor:
+    """One more for as many of the cells `among` as their pool has `left`, the preferred ones first."""
     order = prefer[torch.sort(pool[prefer], stable=True).indices]
-    per_pool = sums(more.to(torch.int64), pool, n_pools)
-    number = more[order].cumsum(0) - (per_pool.cumsum(0) - per_pool)[pool[order]]
-    extra = torch.zeros_like(got)
-    extra[order] = (more[order] & (number <= left[pool[order]])).to(torch.int64)
-    return got + extra
+    mine, group = among[order].to(torch.int64), pool[order]
+    per_pool = sums(mine, group, len(left))
+    number = mine.cumsum(0) - (per_pool.cumsum(0) - per_pool)[group]
+    return torch.zeros_like(pool).index_copy_(0, order, mine * (number <= left[group]))
+
+
+def deal(most: Tensor, pool: Tensor, total: Tensor, prefer: Tensor) -> Tensor:
+    """How many each cell gets when every pool deals its `total` out in turns: int64 `[cells]`.
+
+    A turn gives one to each cell that has not its `most` yet; in the last one the cells that `prefer` names first come
+    first. `total` is at most the pool's sum of `most`. It is what `spend` gives where all want their n-th slot alike.
+    """
+    turns = int(most.max()) + 1 if most.numel() else 1
+    ends = sums(torch.ones_like(pool), pool * turns + most, len(total) * turns).view(len(total), turns)
+    players = ends.flip(1).cumsum(1).flip(1)[:, 1:]  # of the first, second, ... turn
+    whole = (players.cumsum(1) <= total[:, None]).sum(1)  # turns that everybody can have
+    got = most.minimum(whole[pool])
+    return got + _one_each(most > whole[pool], pool, total - sums(got, pool, len(total)), prefer)
 
 
 def later_first(shape: torch.Size, device: torch.device) -> Tensor:

@@ -43,6 +43,7 @@ struct RankArgs {
   int64_t scorer, aggregate, sinks, width;
   int32_t* order;  // [B, H, T, width], contiguous
   float* scores;   // likewise
+  const int32_t* limits;  // [B, T], contiguous: how far to rank each tile, at most `width`, or null: all that far
   const float* forced;  // [B, H, M], contiguous: log-sum-exp over each row's forced blocks; for the mass aggregates
   int64_t M;
   double shrink;        // of BOX, and of the box of the others of OUTLIERS: 0 is the mean, 1 the whole box

@@ -235,9 +235,10 @@ const char* run_rank(const RankArgs& a) {
     int64_t own = tile.pos / block, low = std::min(a.sinks, own);
     int64_t out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
     const float* forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
+    int64_t want = a.limits ? a.limits[tile.b * a.tiles.count + tile.t] : a.width;
     kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows, forced,
                   summary(head / group, sequences[sequence_of[which]], 0), low, own, (tile.end() + block - 1) / block,
-                  a.order + out, a.scores + out, scratch[worker].get());
+                  want, a.order + out, a.scores + out, scratch[worker].get());
   });
   return nullptr;
 }

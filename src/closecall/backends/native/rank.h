@@ -583,7 +583,7 @@ const float* judge(const RankArgs& a, const char* q, int64_t rows, const float* 
 }
 
 void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
-          int64_t high, int64_t seen, int32_t* order, float* scores, char* memory) {
+          int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* memory) {
   Arena arena{memory};
   RankScratch scratch(arena, a);
   for (int64_t i = 0; i < a.width; ++i) { order[i] = (int32_t)a.tiles.n_blocks; scores[i] = -INF; }
@@ -598,7 +598,7 @@ void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, c
   else
 #endif
   found = boxed(a) ? judged(ScoreQuest{}, ScoreMean{}) : judged(ScoreMean{}, ScoreMean{});
-  take_best(scratch, found, n, least(n, a.width), low, order, scores);
+  take_best(scratch, found, n, least(n, want), low, order, scores);
 }
 
 }  // namespace

@@ -41,10 +41,10 @@ struct Kernels {
   int64_t (*summary_bytes)(const RankArgs&);  // per block
   void (*summarise)(const RankArgs&, const char* keys, int64_t n, char* summary);  // one block of n keys
   int64_t (*rank_scratch)(const RankArgs&);
-  // Ranks blocks [low, high), of `seen` in all, for a tile of `rows` query rows; writes width entries. `forced`: of its
+  // Ranks blocks [low, high), of `seen` in all, for a tile of `rows` query rows; writes width entries, the best `want` of them. `forced`: of its
   // first row, or null.
   void (*rank)(const RankArgs&, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
-               int64_t high, int64_t seen, int32_t* order, float* scores, char* scratch);
+               int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* scratch);
   // Multiply-adds per second this core retires from registers alone, times two. dtype F32, or BF16 where the tier has it.
   double (*peak)(int64_t dtype, double seconds);
 };
