@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from closecall.compare import cost, report, ring
+from closecall.compare import cost, figure, report, ring
 from closecall.compare.parts import belongs, numbers
 from closecall.compare.quality import Quality
 from closecall.compare.quality import Row as Judged
@@ -291,3 +291,30 @@ def test_several_models_are_taken_together_by_task() -> None:
     (listed,) = json.loads(report.as_json({}, found, None, []))["over_models"]
     assert (listed["task"], listed["duels"][0]["comparison"]["wins"]) == ("task", 34)
     assert ring.Answers([one, elsewhere], {"m": "M"}, ["quest"]).over_models == {}
+
+
+def test_tallies_count_the_questions_of_all_models() -> None:
+    one = group(dict.fromkeys(EVEN, EVEN["quest"]), ANSWERS)
+    none = {variant: rows for variant, rows in one.rows.items() if variant[0] != "topk"}
+    groups = [one, dataclasses.replace(one, model="n"), dataclasses.replace(one, task="another")]
+    found = ring.Answers(groups, {"m": "M", "n": "N"}, ["quest"])
+    for tally in found.tallies:
+        correct = one.correct((tally.policy, tally.budget))
+        assert tally.accuracy["task"].n == 2 * len(correct) == 2 * tally.accuracy["another"].n
+        assert {e.value for e in tally.accuracy.values()} == {sum(correct) / len(correct)}
+        assert tally.effective_budget == 10
+    assert len({tuple(e.value for e in t.accuracy.values()) for t in found.tallies}) > 1
+    assert report.answer_tables(found, "choose")[0].title == "All 2 models at 512 tokens, the choose part"
+    assert [t["policy"] for t in json.loads(report.as_json({}, found, None, []))["tallies"]] == [*EVEN]
+    absent = [*groups[:2], dataclasses.replace(groups[2], rows=none)]  # a policy that did not run everywhere
+    assert [t.policy for t in ring.Answers(absent, {}, ["quest"]).tallies] == [n for n in EVEN if n != "topk"]
+
+
+def test_the_picture_has_a_row_for_each_policy_and_a_panel_for_each_task() -> None:
+    one = group(dict.fromkeys(EVEN, EVEN["quest"]), ANSWERS)
+    tallies = ring.Answers([one, dataclasses.replace(one, task="another:keys=2")], {"m": "M"}, ["quest"]).tallies
+    axes = figure.picture(tallies, 1).axes
+    assert [a.get_title(loc="left").splitlines()[0] for a in axes] == ["task, 512 tokens", "another, 512 tokens"]
+    assert sorted(label.get_text().partition(",")[0] for label in axes[0].get_yticklabels()) == sorted(EVEN)
+    drawn = sorted(float(line.get_xdata()[0]) for line in axes[0].lines if len(line.get_xdata()) == 1)
+    assert drawn == sorted(t.accuracy["task"].value for t in tallies)

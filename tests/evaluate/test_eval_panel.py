@@ -45,6 +45,7 @@ def test_specs_make_policies() -> None:
         "router", budget=9, trigger="random", seed=4
     )
     assert Spec.parse("router:trigger=per-cell").policy(9) == closecall.policy("router", budget=9, trigger="per-cell")
+    assert Spec.parse("topk:tile_factor=2.75").policy(4).rule.tile_budget == 11  # whole here, if not at most budgets
     assert Spec.parse("dense").policy(0) == closecall.policy("dense")
     assert [Spec.parse(name).policy(33) for name in DEFAULT] == [closecall.policy(name, budget=33) for name in DEFAULT]
 
@@ -60,6 +61,8 @@ def test_specs_make_policies() -> None:
         ("router:budget=4", "budgets are given for all policies alike"),
         ("router/last:trigger=random", "/last is the trigger already"),
         ("router:q=2", r"q must be in \[0, 1\]"),
+        ("topk:tile_factor=0.00001", "tile_factor"),
+        ("topk:tile_factor=none", "tile_factor"),
     ],
 )
 def test_wrong_specs(text: str, message: str) -> None:
@@ -115,6 +118,8 @@ def test_a_budget_that_decides_nothing_is_noted() -> None:
         ({"n": 0}, "n must be a whole number of at least 1, got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"contexts": (0,)}, "a context is a number of tokens"),
+        ({"specs": (Spec("auto"),), "budgets": (1,)}, "auto at budget 1 keeps 2 blocks a tile, not more than the 3"),
+        ({"specs": (Spec.parse("topk:tile_factor=2.75"),), "budgets": (4, 6)}, r"got 2.75 \* 6 = 16.5"),
         ({"budgets": (1,)}, "router at budget 1 keeps 2 blocks a tile, not more than the 3 it can be forced to keep"),
     ],
 )

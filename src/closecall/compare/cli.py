@@ -65,7 +65,7 @@ def add_compare(commands: Commands) -> None:
         "--seconds", metavar="S", type=float, default=5.0, help="to time selection at each budget; 0: not (%(default)s)"
     )
     parser.add_argument("--by-layer", action="store_true", help="also print captured layers one by one")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="also write compare.md and compare.json")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="also write compare.md, compare.json, compare.png")
     parser.set_defaults(run=run)
     _add_capture(parser.add_subparsers(title="before comparing", metavar="COMMAND"))
 
@@ -173,7 +173,19 @@ def run(args: argparse.Namespace) -> None:
         print(table.text() + "\n")
     if args.out is not None:
         report.write(args.out, settings, [*tables, *layers], report.as_json(settings, answers, captured, costs[0]))
-        log(f"written: {args.out / 'compare.md'}, {args.out / 'compare.json'}")
+        drawn = _draw(args.out, answers) if answers is not None else []
+        log(f"written: {', '.join(str(args.out / name) for name in ('compare.md', 'compare.json', *drawn))}")
+
+
+def _draw(directory: Path, answers: Any) -> list[str]:
+    """The answers as a picture; none where matplotlib is not installed or no policy ran everywhere."""
+    from ..report.compose import has_matplotlib
+    from .figure import picture
+
+    if not has_matplotlib() or not answers.tallies:
+        return []
+    picture(answers.tallies, len({g.model for g in answers.groups})).savefig(directory / "compare.png")
+    return ["compare.png"]
 
 
 def _panel(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:

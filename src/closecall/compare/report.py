@@ -13,7 +13,7 @@ from ..bench.table import Column, Table
 from ..evaluate.matched import TOLERANCE
 from ..evaluate.summary import Group, Line, where
 from .cost import Cost
-from .ring import LEVEL, Answers, Bout, Captured, Duel, Score
+from .ring import LEVEL, Answers, Bout, Captured, Duel, Score, Tally
 
 FAIR = f"A policy that keeps over {TOLERANCE:.1%} more than its rival on some example is shown, and not tested."
 KEEPS = "keeps: blocks, of those its rival keeps, as measured."
@@ -170,8 +170,27 @@ def captured_tables(captured: Captured, what: str) -> list[Table]:
     return [table for table in found if table.rows]
 
 
+def tally_table(tallies: Sequence[Tally], title: str) -> Table:
+    """Accuracy over all models: policies down, tasks across."""
+    tasks = list(tallies[0].accuracy)
+    columns = (
+        Column("policy", lambda r: r["it"].policy, left=True),
+        Column("budget", lambda r: r["it"].budget or None),
+        Column("measured", lambda r: r["it"].effective_budget, ".2f"),
+        *(Column(task, lambda r, task=task: str(r["it"].accuracy[task])) for task in tasks),  # type: ignore[misc]
+    )
+    return Table(
+        title, columns, _rows(tallies), ("accuracy over all models, Wilson 95%; measured: kept blocks a tile.",)
+    )
+
+
 def answer_tables(answers: Answers, part: str) -> list[Table]:
     found = []
+    for context in dict.fromkeys(t.context for t in answers.tallies) if len(answers.groups) > 1 else ():
+        mine = [t for t in answers.tallies if t.context == context]
+        models = len({g.model for g in answers.groups})
+        title = f"{f'All {models} models' if models > 1 else 'All tasks'} at {context} tokens, the {part} part"
+        found.append(tally_table(mine, title))
     for group, duels in zip(answers.groups, answers.duels, strict=True):
         found.append(line_table(group, answers.names[group.model], part))
         found.append(
@@ -199,6 +218,7 @@ def as_json(settings: dict[str, Any], answers: Answers | None, captured: Capture
             }
             for g, duels in zip(answers.groups, answers.duels, strict=True)
         ]
+        data["tallies"] = [_plain(t) for t in answers.tallies]
         data["over_models"] = [
             {"task": task, "context": context, "duels": [_plain(d) | {"verdict": d.verdict} for d in duels]}
             for (task, context), duels in answers.over_models.items()

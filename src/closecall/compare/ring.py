@@ -121,6 +121,17 @@ def pairs(variants: Sequence[Variant], against: Sequence[str]) -> list[Pair]:
 
 
 @dataclass(frozen=True)
+class Tally:
+    """One policy at one budget and context over all models."""
+
+    policy: str
+    budget: int
+    context: int
+    effective_budget: float
+    accuracy: dict[str, Estimate]  # by task; Wilson, questions taken as independent
+
+
+@dataclass(frozen=True)
 class Answers:
     """What a panel's policies answered, task by task and context by context, on one part of the examples."""
 
@@ -132,6 +143,23 @@ class Answers:
     def duels(self) -> list[list[Duel]]:
         """Of every group by itself."""
         return [duels([group], self.against) for group in self.groups]
+
+    @cached_property
+    def tallies(self) -> list[Tally]:
+        """Of every policy that ran everywhere at its context, in the order in which the policies entered."""
+        found = []
+        for context in dict.fromkeys(g.context for g in self.groups):
+            here = [g for g in self.groups if g.context == context]
+            for variant in here[0].rows:
+                if not all(variant in g.rows for g in here):
+                    continue
+                correct: dict[str, list[int]] = {}
+                for g in here:
+                    correct.setdefault(g.task, []).extend(g.correct(variant))
+                kept = _budgets(here, variant)
+                accuracy = {task: statistics.wilson(answers) for task, answers in correct.items()}
+                found.append(Tally(*variant, context, sum(kept) / len(kept), accuracy))
+        return found
 
     @cached_property
     def over_models(self) -> dict[tuple[str, int], list[Duel]]:

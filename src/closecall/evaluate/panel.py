@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..integrations.lm_eval import is_lm_eval
 from ..policy import GIVEN, OVERRIDES, RULES, Component, Policy, parts_of, policy, unknown
-from ..rules import TRIGGERS, Quantile, Router, Rule, TopK
+from ..rules import TRIGGERS, Quantile, Router, Rule, TopK, is_number
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
@@ -68,7 +70,7 @@ class Spec:
             found[key] = _literal(value)
         spec = cls(preset, control, tuple(sorted(found.items())))
         if SAVED not in found:
-            spec.policy(33)  # wrong values are found now, not when their turn comes
+            spec.policy(_some_budget(found.get("tile_factor")))  # wrong values are found now, not when their turn comes
         return spec
 
     @classmethod
@@ -230,6 +232,12 @@ def _with_budget(rule: Rule, budget: int) -> Rule:
     return made
 
 
+def _some_budget(tile_factor: Any) -> int:
+    """A budget that suits this factor, where one does: the panel's own are looked at later."""
+    usable = is_number(tile_factor) and math.isfinite(tile_factor)
+    return 33 * (Fraction(str(tile_factor)).limit_denominator(1000).denominator if usable else 1)
+
+
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
@@ -283,9 +291,10 @@ class Panel:
                 raise ValueError(f"a context is a number of tokens, at least 1, got {context!r}")
         for spec, budget in self.variants:
             made = spec.policy(budget)
-            if isinstance(made.rule, TopK) and made.rule.tile_budget <= made.most_forced:
+            kept = getattr(made.rule, "tile_budget", None)
+            if kept is not None and kept <= made.most_forced:
                 raise ValueError(
-                    f"{spec} at budget {budget} keeps {made.rule.tile_budget} blocks a tile, not more than the "
+                    f"{spec} at budget {budget} keeps {kept} blocks a tile, not more than the "
                     f"{made.most_forced} it can be forced to keep: use a larger budget"
                 )
 

@@ -54,6 +54,28 @@ def frame(
     return figure, grid
 
 
+def widen(figure: Figure, inches: float) -> None:
+    """At the left, for long names of rows, with the panels as large as they were."""
+    width = figure.get_figwidth()
+    figure.set_figwidth(width + inches)
+    figure.subplots_adjust(left=(LEFT + inches) / (width + inches), right=1 - (RIGHT + 0.2) / (width + inches))
+    for text in figure.texts:
+        text.set_x(0.25 / (width + inches))
+
+
+def row(axes: Axes, value: Estimate, y: float, look: Look, blocks: float) -> None:
+    """A dot with its interval at height `y`, and at the right end of the panel how many blocks a tile reads."""
+    axes.plot([value.low, value.high], [y, y], color=look.colour, linewidth=1.6, alpha=0.6, zorder=2)
+    axes.plot(
+        [value.value], [y], look.marker, color=look.colour, markerfacecolor=look.fill, markersize=6.5, zorder=3,
+        clip_on=False,
+    )  # fmt: skip
+    axes.annotate(
+        f"{blocks:.1f}", (1.0, y), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
+        va="center", fontsize=8, color=QUIET, annotation_clip=False,
+    )  # fmt: skip
+
+
 def plain(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=9.5, color=INK, fontweight="bold")
     axes.grid(color=GRID, linewidth=0.8)

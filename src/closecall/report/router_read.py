@@ -13,7 +13,7 @@ from ..bench.plot import INK, QUIET
 from ..evaluate import summary
 from ..evaluate.panel import CONTROLS, Spec
 from ..evaluate.summary import Variant
-from .figures import LEFT, RIGHT, frame, plain
+from .figures import frame, plain, row, widen
 from .gather import DENSE, Finding, Setting, place
 from .style import Look, looks
 
@@ -82,7 +82,7 @@ def router_read(model: str, settings: Sequence[Setting]) -> Figure | None:
     figure, grid = frame(
         TITLE, SUBTITLE.format(model=model), len(tasks), len(contexts), panel=(4.0, ROW * height)
     )  # fmt: skip
-    _make_room(figure, NAMES)
+    widen(figure, NAMES)
     for i, task in enumerate(tasks):
         first = True
         for j, context in enumerate(contexts):
@@ -126,15 +126,6 @@ def _head(router: Spec) -> str:
     return f"scorer {router.scorer}" + (f", {options}" if options else "")
 
 
-def _make_room(figure: Figure, inches: float) -> None:
-    """At the left, with the panels as large as they were."""
-    width = figure.get_figwidth()
-    figure.set_figwidth(width + inches)
-    figure.subplots_adjust(left=(LEFT + inches) / (width + inches), right=1 - (RIGHT + 0.2) / (width + inches))
-    for text in figure.texts:
-        text.set_x(0.25 / (width + inches))
-
-
 def _panel(axes: Axes, reading: Reading, at: dict[tuple[Spec, str], float], styles: dict[Spec, Look]) -> None:
     setting = reading.setting
     some = next(iter(reading.routers.values()))["router"]
@@ -142,23 +133,10 @@ def _panel(axes: Axes, reading: Reading, at: dict[tuple[Spec, str], float], styl
     dense = setting.find(*DENSE)
     if dense is not None:
         axes.axvline(dense.accuracy.value, color=INK, linewidth=0.8, linestyle=":", zorder=1)
-        _dot(axes, dense, 0, Look("dense", INK, "o", False))
+        row(axes, dense.accuracy, 0, Look("dense", INK, "o", False), dense.line.effective_budget)
     for router, found in reading.routers.items():
         for kind, finding in found.items():
-            _dot(axes, finding, at[router, kind], styles[finding.spec])
+            row(axes, finding.accuracy, at[router, kind], styles[finding.spec], finding.line.effective_budget)
     axes.set_xlim(-0.03, 1.03)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
     axes.grid(axis="y", visible=False)
-
-
-def _dot(axes: Axes, finding: Finding, y: float, look: Look) -> None:
-    value = finding.accuracy
-    axes.plot([value.low, value.high], [y, y], color=look.colour, linewidth=1.6, alpha=0.6, zorder=2)
-    axes.plot(
-        [value.value], [y], look.marker, color=look.colour, markerfacecolor=look.fill, markersize=6.5, zorder=3,
-        clip_on=False,
-    )  # fmt: skip
-    axes.annotate(
-        f"{finding.line.effective_budget:.1f}", (1.0, y), xycoords=("axes fraction", "data"), xytext=(3, 0),
-        textcoords="offset points", va="center", fontsize=8, color=QUIET, annotation_clip=False,
-    )  # fmt: skip
