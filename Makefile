@@ -50,31 +50,7 @@ test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on fir
 	$(BIN)/closecall get smollm2
 	$(BIN)/pytest -q tests/integrations/test_real_model.py
 
-PROBES = probe:qwen2:0,probe:qwen2:1,probe:qwen2:2,probe:qwen3:0,probe:qwen3:1,probe:qwen3:2
-ASKED = probe-needle:questions=8,probe-scattered:questions=8,probe-chase:questions=6
-KINDS = niah-single:haystack=prose,niah-multikey:haystack=needles,niah-single,variable-tracking:haystack=prose,frequent-words
-SMOLLM2 = dense,topk,quest,router,router/matched,router-on-quest,router-on-quest/matched
-OURS = quest,auto,auto:tile_factor=1,router-on-quest,last-tile-on-outliers:m=1,c=0.5,aggregate=softmax
-OTHERS = topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax,topk-on-true-mass:aggregate=mass-max
-RING = $(BIN)/closecall compare --split final --against quest,router-on-quest
-
-results: $(READY)  ## Every panel of docs/results.md, into out/results (ten hours of one core; resumes where it was stopped)
-	$(BIN)/closecall get smollm2
-	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks probe-needle:questions=8 --contexts 8k,16k,32k --budgets 3 \
-	  --n 25 --controls --store out/results/probes.db
-	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks probe-chase:questions=6 --contexts 8k,16k,32k --budgets 5 \
-	  --n 34 --controls --store out/results/probes.db
-	$(BIN)/closecall report --store out/results/probes.db --out out/results/probes
-	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks niah-single:haystack=prose,niah-multikey:haystack=prose \
-	  --contexts 4k,8k --budgets 4 --n 50 --policies $(SMOLLM2) --store out/results/smollm2.db
-	$(BIN)/closecall report --store out/results/smollm2.db --out out/results/smollm2
-	$(RING) --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4,8 --n 12 --policies $(OURS) --seconds 0 \
-	  --store out/results/ring.db --out out/results/ring-8k
-	$(RING) --models $(PROBES) --tasks $(ASKED) --contexts 16k,32k --budgets 4 --n 8 --policies $(OURS) --seconds 0 \
-	  --store out/results/ring.db --out out/results/ring-32k
-	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 \
-	  --out out/results/capture
-	$(RING) --captured out/results/capture --policies $(OURS),$(OTHERS) --budgets 4 --by-layer --out out/results/captured
+include results/results.mk
 
 DRAWN  := attention selection invariance nonfinite rules geometry policy certify
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time (an hour)

@@ -11,9 +11,10 @@ from synthetic import add
 from test_report_pages import run
 
 from closecall.evaluate import statistics
+from closecall.evaluate.panel import Spec
 from closecall.evaluate.store import Store
 from closecall.report import compose, standings, tables
-from closecall.report.gather import Gathered, gather
+from closecall.report.gather import Gathered, gather, rivals
 
 # Two contexts of the same task: at 4K the router wins where it differs, at 8K it loses; two budgets at 8K.
 AT_4K = {
@@ -22,6 +23,7 @@ AT_4K = {
     ("router", 8): "1" * 40,
     ("router/matched", 8): "0" * 2 + "1" * 38,
     ("router/last", 8): "1" * 40,
+    ("auto", 8): "0" * 5 + "1" * 35,
 }
 AT_8K = {
     ("topk", 8): "1" * 40,
@@ -141,3 +143,12 @@ def test_documents_of_their_own_lengths_have_no_context(tmp_path: Path) -> None:
     assert "\nlm-eval:mine, tiny\n" in text
     assert "/home/me" not in text
     assert "0K" not in text
+
+
+def test_another_scorer_meets_the_papers_best(found: Gathered) -> None:
+    counted, cells = (t.markdown() for t in standings.tables(found))
+    auto = row_of(cells, "tiny", "niah-multikey", "4K", "auto")
+    assert any(cell.startswith("better 25:0") for cell in auto)
+    assert row_of(counted, "tiny", "auto", "quest")[6:8] == ["25", "0"]
+    assert rivals(Spec.parse("auto:tile_factor=1"))["router-on-quest"] == "router-on-quest:tile_factor=1"
+    assert "quest" not in rivals(Spec.parse("router"))

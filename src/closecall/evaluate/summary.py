@@ -180,9 +180,9 @@ def plain(spec: Spec) -> Spec:
     return Spec(name, "", kept)
 
 
-def topk(spec: Spec) -> Spec:
-    """The paper's top-k on the same grid."""
-    return Spec("topk", "", tuple((k, v) for k, v in spec.overrides if k in ("block", "tile", "sinks", "tile_factor")))
+def on_its_grid(preset: str, spec: Spec) -> Spec:
+    """One of the paper's policies with this one's blocks, tiles and tile budget."""
+    return Spec(preset, "", tuple((k, v) for k, v in spec.overrides if k in ("block", "tile", "sinks", "tile_factor")))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -338,10 +338,13 @@ def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split])
 
 def rivals(spec: Spec) -> dict[str, str]:
     """Whom a policy is tested against, by what they are to it: dense, top-k on the same grid, and for a router top-k on
-    its own scorer and its controls. Dense and the controls are not tested themselves."""
+    its own scorer and its controls; with a scorer that the paper does not have, also the paper's best, Quest with and
+    without the router. Dense and the controls are not tested themselves."""
     if spec.control or not spec.has_budget:
         return {}
-    found = {"dense": "dense", "topk": str(summary.topk(spec))}
+    found = {"dense": "dense", "topk": str(summary.on_its_grid("topk", spec))}
+    if spec.scorer not in ("mean", "quest"):
+        found |= {preset: str(summary.on_its_grid(preset, spec)) for preset in ("quest", "router-on-quest")}
     if spec.router:
         found |= {"same scorer": str(summary.plain(spec))}
         found |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}

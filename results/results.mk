@@ -1,0 +1,40 @@
+# Every panel of docs/results.md; results/ holds what they printed. Included by the Makefile.
+
+PROBES := probe:qwen2:0,probe:qwen2:1,probe:qwen2:2,probe:qwen3:0,probe:qwen3:1,probe:qwen3:2
+NEEDLE := probe-needle:questions=8
+CHASE  := probe-chase:questions=6
+ASKED  := $(NEEDLE),probe-scattered:questions=8,$(CHASE)
+PROSE  := niah-single:haystack=prose,niah-multikey:haystack=prose
+KINDS  := niah-single:haystack=prose,niah-multikey:haystack=needles,niah-single,variable-tracking:haystack=prose,frequent-words
+RIVALS := dense,quest,router-on-quest,router-on-quest/matched,auto
+OURS   := quest,auto,auto:tile_factor=1,auto:tile_factor=2.75,router-on-quest
+BARE   := topk-on-outliers:m=1,c=0.5,aggregate=softmax
+ORACLE := topk-on-true-mass:aggregate=mass-max
+OTHERS := last-tile-on-quest,topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax
+SCORERS := mean quest box outliers moba nsa minference-block minference snapkv h2o xattention
+, := ,
+GRID   := $(foreach s,$(SCORERS),topk-on-$s$(,)router-on-$s$(,)last-tile-on-$s$(,)fill-on-$s:aggregate=mass$(,)top-p-on-$s:aggregate=mass$(,)max-ratio-on-$s:aggregate=mass)
+NOVEL  := $(foreach r,topk router last-tile,$r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax)
+RING   := $(BIN)/closecall compare --against quest,router-on-quest
+R      := out/results
+
+results: $(READY)  ## Every panel of docs/results.md, into out/results (fifteen hours of one core; resumes where it was stopped)
+	$(BIN)/closecall get smollm2
+	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(NEEDLE) --contexts 8k,16k,32k --budgets 3 --n 25 --controls --store $R/probes.db
+	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(CHASE) --contexts 8k,16k,32k --budgets 5 --n 34 --controls --store $R/probes.db
+	$(BIN)/closecall report --store $R/probes.db --out $R/probes
+	$(BIN)/closecall eval --models $(PROBES) --tasks $(NEEDLE),$(CHASE) --contexts 8k --budgets 16,32 --n 13 --policies topk,quest --store $R/kmean.db
+	$(BIN)/closecall report --store $R/kmean.db --out $R/kmean
+	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 50 \
+	  --policies $(RIVALS),topk,router,router/matched --store $R/smollm2.db
+	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 8k --budgets 8 --n 50 --policies $(RIVALS) --store $R/smollm2.db
+	$(BIN)/closecall report --store $R/smollm2.db --out $R/smollm2
+	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4,8 --n 12 --policies $(OURS),$(BARE) --seconds 0 --store $R/ring.db --out $R/ring-8k
+	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 16k --budgets 4 --n 3 --policies $(OURS) --seconds 0 --store $R/ring.db --out $R/ring-16k
+	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 32k --budgets 4 --n 3 --policies $(OURS) --seconds 0 --store $R/ring.db --out $R/ring-32k
+	$(BIN)/closecall compare --split choose --against topk-on-quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 1 --seconds 0 \
+	  --policies $(subst $() ,$(,),$(GRID) $(NOVEL) topk-on-true-max topk-on-true-mass) --store $R/grid.db --out $R/grid
+	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 --out $R/capture
+	$(RING) --split choose --captured $R/capture --policies quest,auto,router-on-quest,$(BARE),last-tile-on-quest --budgets 4 --seconds 0 --out $R/captured-choose
+	$(RING) --split final --captured $R/capture --policies $(OURS),$(BARE),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
+	  --out $R/captured
