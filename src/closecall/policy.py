@@ -111,8 +111,11 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 
 # What a preset has beside the paper's defaults. `auto` is the selector that won our own comparison at equal budget
 # (docs/results.md): one key of a block as it is, half of the others' box, in each row a softmax over blocks. Uniform
-# top-k, but for the last tile, where most prompts have their question: that keeps twice as many, and the others pay.
-GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax"}}
+# top-k, but for the last tile, where most prompts have their question: that keeps four times as many, as far as a
+# 32nd of the others' blocks can pay for it, which is the whole way from 96 tiles on.
+GIVEN: dict[str, dict[str, Any]] = {
+    "auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": 4, "give": 1 / 32},
+}
 
 # What every preset takes, whether its parts have a use for it or not, so that one sweep can run over all presets.
 COMMON = (
@@ -171,7 +174,7 @@ class Policy:
     def name(self) -> str:
         """The preset this is a variant of, or rule-on-scorer."""
         parts = (self.scorer.name if self.scorer else None, self.rule.name)
-        found = {"aggregate": self.aggregate, **(self.scorer.to_dict() if self.scorer else {})}
+        found = self.rule.to_dict() | (self.scorer.to_dict() if self.scorer else {}) | {"aggregate": self.aggregate}
         for name, given in GIVEN.items():
             if PRESETS[name] == parts and given.items() <= found.items():
                 return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -56,6 +57,8 @@ def settled(case: Drawn, inner: torch.Tensor, rule: LastTile) -> dict[Any, int]:
                 if int(case.ranked.visible[b, t]) > budget
             }
             gives = [c for turn in range(20) for c in can if can[c] > turn]
+            free = sum(found[b, h, t] - int(case.ranked.forced[b, t]) for b, h, t in can)
+            gives = gives[: math.floor(Fraction(str(rule.give)) * free)]
             for giver, taker in zip(gives, takes, strict=False):
                 found[giver] -= 1
                 found[taker] += 1
@@ -63,12 +66,16 @@ def settled(case: Drawn, inner: torch.Tensor, rule: LastTile) -> dict[Any, int]:
 
 
 @pytest.mark.parametrize("pay", [True, False])
-@pytest.mark.parametrize(("factor", "tiles"), [(1, 1), (1.5, 2), (2, 1), ("dense", 1), ("dense", 3)])
+@pytest.mark.parametrize(
+    ("factor", "tiles", "give"), [(1, 1, 0.5), (1.5, 2, 0.5), (2, 1, 0.5), ("dense", 1, 0.1), ("dense", 3, 0.3)]
+)
 @pytest.mark.parametrize("name", INNER)
 @over(30, seed=SEEDS)
-def test_counts_against_plain_python(name: str, factor: float | str, tiles: int, pay: bool, seed: int) -> None:
+def test_counts_against_plain_python(
+    name: str, factor: float | str, tiles: int, give: float, pay: bool, seed: int
+) -> None:
     case = drawn(seed, SCORES)
-    rule = LastTile(INNER[name], factor=factor, pay=pay, tiles=tiles)
+    rule = LastTile(INNER[name], factor=factor, pay=pay, tiles=tiles, give=give)
     inner = INNER[name].decide(case.ranked)
     decision = rule.decide(case.ranked)
     expected = settled(case, inner.counts, rule)
@@ -166,6 +173,8 @@ def test_as_a_value() -> None:
         ({"factor": "all"}, ValueError, ["factor", "'dense'", "'all'"]),
         ({"factor": math.inf}, ValueError, ["factor", "inf"]),
         ({"tiles": 0}, ValueError, ["tiles", "at least 1", "0"]),
+        ({"give": 0}, ValueError, ["give", "above 0", "got 0"]),
+        ({"give": 0.75}, ValueError, ["give", "at most 0.5", "0.75"]),
         ({"pay": 1}, TypeError, ["pay", "True or False", "1"]),
         ({"rule": "topk"}, TypeError, ["rule", "topk"]),
         ({"rule": RULES["dense"]()}, ValueError, ["'dense'", "no tile budget"]),

@@ -27,7 +27,8 @@ class LastTile(Rule):
     tiles: how many last tiles are protected: a long question, or one at the start of a short last tile, takes two.
     pay: the blocks are taken, head by head, from the other tiles that can choose, as evenly as whole blocks allow (odd
     ones from earlier tiles), so that the mean stays that of `rule`. No tile gives more than half of its unforced
-    blocks: where few tiles can pay, the last ones get as much more as they can. Without `pay` the mean rises.
+    blocks, and all together no more than the share `give` of theirs: where few tiles can pay, the last ones get as much
+    more as they can. Without `pay` the mean rises.
 
     The last tile is that of the call: in chunked prefill each chunk has one, and a decoding step has no other.
     """
@@ -36,11 +37,12 @@ class LastTile(Rule):
     factor: float | str = 2
     pay: bool = True
     tiles: int = 1
+    give: float = 0.5
 
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
         """`rule` may be a rule's name, which is then made from the other overrides; without it, top-k."""
-        given = {name: overrides[name] for name in ("factor", "pay", "tiles") if name in overrides}
+        given = {name: overrides[name] for name in ("factor", "pay", "tiles", "give") if name in overrides}
         inner = overrides.get("rule", TopK.name)
         if isinstance(inner, str):
             rest = {key: value for key, value in overrides.items() if key != "rule"}
@@ -62,6 +64,8 @@ class LastTile(Rule):
             raise TypeError(f"pay must be True or False, got {self.pay!r}")
         if not isinstance(self.tiles, int) or isinstance(self.tiles, bool) or self.tiles < 1:
             raise ValueError(f"tiles must be a whole number of tiles, at least 1, got {self.tiles!r}")
+        if not is_number(self.give) or not 0 < self.give <= 0.5:
+            raise ValueError(f"give must be above 0 and at most 0.5, a share of the others' blocks, got {self.give!r}")
 
     @property
     def tile_budget(self) -> int:
@@ -78,8 +82,7 @@ class LastTile(Rule):
         """What the last tile is to keep where the rule keeps `counts`."""
         if self.factor == DENSE:
             return visible.expand_as(counts)
-        exact = Fraction(str(self.factor)).limit_denominator(10**6)  # integers: no rounding of 1.1 * 10 down to 10
-        return (counts * exact.numerator // exact.denominator).minimum(visible)
+        return _part(counts, float(self.factor)).minimum(visible)
 
     def limit(self, n_blocks: int) -> int:
         most = torch.tensor(self.rule.limit(n_blocks))
@@ -103,18 +106,40 @@ class LastTile(Rule):
         given = torch.zeros_like(extra)
         if self.pay:
             payers = ((visible > self.tile_budget) & ~last)[:, None]
-            can = torch.where(payers, (inner.counts - ranked.forced[:, None]) // 2, 0).clamp(min=0)
-            extra, given = _settle(extra, can, sequence, self.tiles == 1)
+            free = torch.where(payers, inner.counts - ranked.forced[:, None], 0).clamp(min=0)
+            extra, given = self._settle(extra, free, sequence)
         counts = inner.counts + extra - given
         changed = counts != inner.counts
         margin = torch.where(changed, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
         return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | (extra > 0))
 
+    def _settle(self, extra: Tensor, free: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last tiles get and the others give of their `free` blocks, all `[B, H, T]`, each head by itself."""
+        shape = extra.shape
+        heads = torch.arange(shape[1], device=extra.device)[:, None]
+        pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
+        n_pools = int(pool.max()) + 1
+        asked, most, theirs = (sums(x.flatten(), pool, n_pools) for x in (extra, free // 2, free))
+        total = asked.minimum(most).minimum(_part(theirs, self.give))
+        earlier_first = torch.arange(extra.numel(), device=extra.device)
+        given = deal((free // 2).flatten(), pool, total, earlier_first)
+        if self.tiles == 1:  # nobody to share with
+            got = extra.flatten().minimum(total[pool])
+        else:
+            got = deal(extra.flatten(), pool, total, later_first(shape, extra.device))
+        return got.view(shape), given.view(shape)
+
     def describe(self) -> str:
         more = "every block" if self.factor == DENSE else f"{self.factor:g} times as many"
-        paid = ", paid for by the others" if self.pay else ""
+        paid = f", paid for by the others with at most {self.give:.3g} of theirs" if self.pay else ""
         which = "tile" if self.tiles == 1 else f"{self.tiles} tiles"
         return f"{self.rule.describe()}; {more} for the last {which}{paid}"
+
+
+def _part(counts: Tensor, factor: float) -> Tensor:
+    """`factor` times as many, rounded down; in integers, so that 1.1 times 10 is 11."""
+    exact = Fraction(str(factor)).limit_denominator(10**6)
+    return counts * exact.numerator // exact.denominator
 
 
 def _from_the_end(sequence: Tensor) -> Tensor:
@@ -124,22 +149,3 @@ def _from_the_end(sequence: Tensor) -> Tensor:
     ends[:, :-1] = sequence[:, :-1] != sequence[:, 1:]
     last = torch.where(ends, tile, sequence.shape[1]).flip(1).cummin(1).values.flip(1)
     return last - tile
-
-
-def _settle(extra: Tensor, can: Tensor, sequence: Tensor, alone: bool) -> tuple[Tensor, Tensor]:
-    """What the last tiles get and the others give, all `[B, H, T]`, for each head of a sequence by itself.
-
-    alone: no sequence has more than one tile that gets anything.
-    """
-    shape = extra.shape
-    heads = torch.arange(shape[1], device=extra.device)[:, None]
-    pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
-    n_pools = int(pool.max()) + 1
-    total = sums(extra.flatten(), pool, n_pools).minimum(sums(can.flatten(), pool, n_pools))
-    earlier_first = torch.arange(extra.numel(), device=extra.device)
-    given = deal(can.flatten(), pool, total, earlier_first)
-    if alone:  # nobody to share with
-        got = extra.flatten().minimum(total[pool])
-    else:
-        got = deal(extra.flatten(), pool, total, later_first(shape, extra.device))
-    return got.view(shape), given.view(shape)
