@@ -10,6 +10,7 @@ RIVALS := dense,quest,router-on-quest,router-on-quest/matched,auto
 OURS   := quest,auto,auto:tile_factor=1,auto:tile_factor=2.75,router-on-quest
 BARE   := topk-on-outliers:m=1,c=0.5,aggregate=softmax
 ORACLE := topk-on-true-mass:aggregate=mass-max
+DENSER := auto:factor=dense,give=0.125
 OTHERS := last-tile-on-quest,topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax
 SCORERS := mean quest box outliers moba nsa minference-block minference snapkv h2o xattention
 , := ,
@@ -35,6 +36,6 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (fifteen 
 	$(BIN)/closecall compare --split choose --against topk-on-quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 1 --seconds 0 \
 	  --policies $(subst $() ,$(,),$(GRID) $(NOVEL) topk-on-true-max topk-on-true-mass) --store $R/grid.db --out $R/grid
 	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 --out $R/capture
-	$(RING) --split choose --captured $R/capture --policies quest,auto,router-on-quest,$(BARE),last-tile-on-quest --budgets 4 --seconds 0 --out $R/captured-choose
-	$(RING) --split final --captured $R/capture --policies $(OURS),$(BARE),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
+	$(RING) --split choose --captured $R/capture --policies quest,auto,router-on-quest,$(BARE),last-tile-on-quest,$(DENSER) --budgets 4 --seconds 0 --out $R/captured-choose
+	$(RING) --split final --captured $R/capture --policies $(OURS),$(DENSER),$(BARE),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
 	  --out $R/captured

@@ -112,7 +112,7 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 # What a preset has beside the paper's defaults. `auto` is the selector that won our own comparison at equal budget
 # (docs/results.md): one key of a block as it is, half of the others' box, in each row a softmax over blocks. Uniform
 # top-k, but for the last tile, where most prompts have their question: that keeps four times as many, as far as a
-# 32nd of the others' blocks can pay for it, which is the whole way from 96 tiles on.
+# 32nd of the others' blocks can pay for it, which is the whole way from about a hundred tiles on.
 GIVEN: dict[str, dict[str, Any]] = {
     "auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": 4, "give": 1 / 32},
 }

@@ -91,7 +91,13 @@ class LastTile(Rule):
     def limits(self, sequence: Tensor, n_blocks: int) -> Tensor:
         inner = self.rule.limits(sequence, n_blocks)
         others = torch.full_like(sequence, self.rule.limit(n_blocks)) if inner is None else inner
+        if self._nobody_pays(sequence):
+            return others
         return torch.where(self._last(sequence), self.limit(n_blocks), others)
+
+    def _nobody_pays(self, sequence: Tensor) -> bool:
+        """Whether every tile is a last one and would have to pay for itself, as in a decoding step."""
+        return self.pay and sequence.shape[1] <= self.tiles
 
     def _last(self, sequence: Tensor) -> Tensor:
         """bool `[B, T]`: the tiles that are protected."""
@@ -100,6 +106,8 @@ class LastTile(Rule):
     def decide(self, ranked: Ranked) -> Decision:
         inner = self.rule.decide(ranked)
         sequence, visible = ranked.sequence, ranked.visible
+        if self._nobody_pays(sequence):
+            return inner
         last = self._last(sequence)
         more = self._more(inner.counts, visible[:, None])
         extra = torch.where(last[:, None], more - inner.counts, 0)
