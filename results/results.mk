@@ -35,6 +35,8 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (fifteen 
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 32k --budgets 4 --n 3 --policies $(OURS) --seconds 0 --store $R/ring.db --out $R/ring-32k
 	$(BIN)/closecall compare --split choose --against topk-on-quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 1 --seconds 0 \
 	  --policies $(subst $() ,$(,),$(GRID) $(NOVEL) topk-on-true-max topk-on-true-mass) --store $R/grid.db --out $R/grid
+	$(BIN)/closecall compare --split final --against quest --models $(PROBES) --tasks $(CHASE) --contexts 8k --budgets 4 --n 4 --seconds 0 \
+	  --policies quest,auto:tile_factor=1,topk-on-true-max:tile_factor=1,topk-on-true-mass:tile_factor=1 --store $R/ring.db --out $R/half
 	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 --out $R/capture
 	$(RING) --split choose --captured $R/capture --policies quest,auto,router-on-quest,$(BARE),last-tile-on-quest,$(DENSER) --budgets 4 --seconds 0 --out $R/captured-choose
 	$(RING) --split final --captured $R/capture --policies $(OURS),$(DENSER),$(BARE),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
