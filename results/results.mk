@@ -20,7 +20,7 @@ NOVEL  := $(foreach r,topk router last-tile,$r-on-outliers:m=1$(,)c=0.5$(,)aggre
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 
-results: $(READY)  ## Every panel of docs/results.md, into out/results (fifteen hours of one core; resumes where it was stopped)
+results: $(READY)  ## Every panel of docs/results.md, into out/results (a day of one core; resumes where it was stopped)
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(NEEDLE) --contexts 8k,16k,32k --budgets 3 --n 25 --controls --store $R/probes.db
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(CHASE) --contexts 8k,16k,32k --budgets 5 --n 34 --controls --store $R/probes.db
