@@ -20,7 +20,7 @@ NOVEL  := $(foreach r,topk router last-tile,$r-on-outliers:m=1$(,)c=0.5$(,)aggre
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 
-results: $(READY)  ## Every panel of docs/results.md, into out/results (a day of one core; resumes where it was stopped)
+results: $(READY)  ## Every panel of docs/results.md, into out/results (many hours; resumes where it was stopped)
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(NEEDLE) --contexts 8k,16k,32k --budgets 3 --n 25 --controls --store $R/probes.db
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(CHASE) --contexts 8k,16k,32k --budgets 5 --n 34 --controls --store $R/probes.db
@@ -32,6 +32,7 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (a day of
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 8k --budgets 8 --n 50 --policies $(RIVALS) --store $R/smollm2.db
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 12 \
 	  --policies dense,quest,auto,$(DENSER),auto:factor=dense,give=0.0625,auto:factor=4,auto:factor=dense --store $R/asked.db
+	$(BIN)/closecall report --store $R/asked.db --out $R/asked
 	$(BIN)/closecall report --store $R/smollm2.db --out $R/smollm2
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4,8 --n 12 --policies $(OURS) --seconds 0 --store $R/ring.db --out $R/ring-8k
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 16k --budgets 4 --n 3 --policies $(LONGER) --seconds 0 --store $R/ring.db --out $R/ring-16k
