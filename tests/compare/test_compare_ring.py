@@ -318,3 +318,18 @@ def test_the_picture_has_a_row_for_each_policy_and_a_panel_for_each_task() -> No
     assert sorted(label.get_text().partition(",")[0] for label in axes[0].get_yticklabels()) == sorted(EVEN)
     drawn = sorted(float(line.get_xdata()[0]) for line in axes[0].lines if len(line.get_xdata()) == 1)
     assert drawn == sorted(t.accuracy["task"].value for t in tallies)
+
+
+def test_contexts_may_have_tasks_of_their_own() -> None:
+    one = group(dict.fromkeys(EVEN, EVEN["quest"]), ANSWERS)
+    elsewhere = dataclasses.replace(one, task="another", context=0)  # a document of its own length
+    answers = ring.Answers([one, elsewhere], {"m": "M"}, ["quest"])
+    titles = [t.title for t in report.answer_tables(answers, "final")]
+    assert titles[:2] == [
+        "All tasks at 512 tokens, the final part",
+        "All tasks, documents of their own lengths, the final part",
+    ]
+    axes = figure.picture(answers.tallies, 1).axes
+    shown = [a.get_title(loc="left").splitlines()[0] for a in axes if a.get_visible()]
+    assert shown == ["task, 512 tokens", "another"]
+    assert all([label.get_text() for label in a.get_yticklabels()][0] for a in axes if a.get_visible())

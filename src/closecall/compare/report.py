@@ -189,7 +189,7 @@ def answer_tables(answers: Answers, part: str) -> list[Table]:
     for context in dict.fromkeys(t.context for t in answers.tallies) if len(answers.groups) > 1 else ():
         mine = [t for t in answers.tallies if t.context == context]
         models = len({g.model for g in answers.groups})
-        title = f"{f'All {models} models' if models > 1 else 'All tasks'} at {context} tokens, the {part} part"
+        title = where(f"All {models} models" if models > 1 else "All tasks", context).rstrip(",") + f", the {part} part"
         found.append(tally_table(mine, title))
     for group, duels in zip(answers.groups, answers.duels, strict=True):
         found.append(line_table(group, answers.names[group.model], part))
