@@ -332,4 +332,4 @@ def test_contexts_may_have_tasks_of_their_own() -> None:
     axes = figure.picture(answers.tallies, 1).axes
     shown = [a.get_title(loc="left").splitlines()[0] for a in axes if a.get_visible()]
     assert shown == ["task, 512 tokens", "another"]
-    assert all([label.get_text() for label in a.get_yticklabels()][0] for a in axes if a.get_visible())
+    assert all(a.get_yticklabels()[0].get_text() for a in axes if a.get_visible())
