@@ -54,6 +54,11 @@ class Geometry:
         return torch.where(self.exists, (self.end + self.block - 1) // self.block, 0)
 
     @functools.cached_property
+    def _forced(self) -> dict[int, Tensor]:
+        """What `forced` found, by `sinks`: every layer of a model asks again."""
+        return {}
+
+    @functools.cached_property
     def problem(self) -> str | None:
         """What could make a kernel read outside tensors of this plan's lengths; None for every plan made by `plan`."""
         tables = (self.row, self.rows, self.key, self.pos, self.sequence)
@@ -76,8 +81,10 @@ class Geometry:
 
     def forced(self, sinks: int) -> Tensor:
         """Number of forced blocks: the first `sinks` ones and every block overlapping the tile's own rows."""
-        own = self.first_own()
-        return self.visible - own + own.clamp(max=sinks)
+        if sinks not in self._forced:
+            own = self.first_own()
+            self._forced[sinks] = self.visible - own + own.clamp(max=sinks)
+        return self._forced[sinks]
 
     def forced_mask(self, sinks: int) -> Tensor:
         """bool `[B, T, n_blocks]`: the forced blocks."""

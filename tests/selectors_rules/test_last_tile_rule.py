@@ -17,6 +17,7 @@ from closecall import RULES, SCORERS, Policy
 from closecall.backends import cpu
 from closecall.geometry import plan
 from closecall.rules import Router, Rule, TopK
+from closecall.selectors import last_tile_rule
 from closecall.selectors.even_rule import Even
 from closecall.selectors.fill_rule import Fill
 from closecall.selectors.last_tile_rule import LastTile
@@ -150,6 +151,36 @@ def test_a_decoding_step_has_nobody_to_pay() -> None:
         rule = LastTile(TopK(budget=5, tile_factor=1), pay=pay)
         made = Policy(SCORERS["quest"](), rule, block=8, tile=8)
         assert closecall.select(q, k, made).counts.flatten().tolist() == [count] * 4
+
+
+def test_what_is_remembered_is_of_this_plan_and_this_rule() -> None:
+    """Counts are settled once for a plan; another length, padding, sink or factor must not get them."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 96, 8), torch.randn(2, 1, 96, 8)
+    padded = torch.ones(2, 96, dtype=torch.bool)
+    padded[1, :41] = False
+    calls: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+        (rows, given, {"key_padding": padding})
+        for rows, padding in ((96, None), (96, padded), (40, None))
+        for given in ({}, {"sinks": 2}, {"factor": 3}, {"tiles": 2}, {"budget": 3}, {"pay": False})
+    ]
+
+    def counts(rows: int, given: dict[str, Any], where: dict[str, Any]) -> torch.Tensor:
+        small = {"block": 4, "tile": 4, "budget": 4, **given}
+        return closecall.select(q[:, :, -rows:], k, closecall.policy("last-tile-on-quest", **small), **where).counts
+
+    def forget() -> None:
+        last_tile_rule._moved_by_plan.cache_clear()
+        last_tile_rule._last.cache_clear()
+
+    fresh = []
+    for call in calls:
+        forget()
+        fresh.append(counts(*call))
+    for _ in range(2):
+        assert all(torch.equal(counts(*call), kept) for call, kept in zip(calls, fresh, strict=True))
+    assert last_tile_rule._moved_by_plan.cache_info().hits > 0
+    assert len({tuple(kept.flatten().tolist()) for kept in fresh}) > 12
 
 
 def test_as_a_value() -> None:

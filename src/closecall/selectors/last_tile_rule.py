@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,48 +79,45 @@ class LastTile(Rule):
     def check(self, policy: Policy) -> None:
         self.rule.check(policy)
 
-    def _more(self, counts: Tensor, visible: Tensor) -> Tensor:
-        """What the last tile is to keep where the rule keeps `counts`."""
-        if self.factor == DENSE:
-            return visible.expand_as(counts)
-        return _part(counts, float(self.factor)).minimum(visible)
-
     def limit(self, n_blocks: int) -> int:
-        most = torch.tensor(self.rule.limit(n_blocks))
-        return int(self._more(most, torch.tensor(n_blocks)))
+        return n_blocks if self.factor == DENSE else min(_part(self.rule.limit(n_blocks), self.factor), n_blocks)
 
     def limits(self, sequence: Tensor, n_blocks: int) -> Tensor:
         inner = self.rule.limits(sequence, n_blocks)
         others = torch.full_like(sequence, self.rule.limit(n_blocks)) if inner is None else inner
         if self._nobody_pays(sequence):
             return others
-        return torch.where(self._last(sequence), self.limit(n_blocks), others)
+        return torch.where(_last(sequence, self.tiles), self.limit(n_blocks), others)
 
     def _nobody_pays(self, sequence: Tensor) -> bool:
         """Whether every tile is a last one and would have to pay for itself, as in a decoding step."""
         return self.pay and sequence.shape[1] <= self.tiles
 
-    def _last(self, sequence: Tensor) -> Tensor:
-        """bool `[B, T]`: the tiles that are protected."""
-        return (sequence >= 0) & (_from_the_end(sequence) < self.tiles)
-
     def decide(self, ranked: Ranked) -> Decision:
         inner = self.rule.decide(ranked)
-        sequence, visible = ranked.sequence, ranked.visible
-        if self._nobody_pays(sequence):
+        if self._nobody_pays(ranked.sequence):
             return inner
-        last = self._last(sequence)
-        more = self._more(inner.counts, visible[:, None])
-        extra = torch.where(last[:, None], more - inner.counts, 0)
+        plan = ranked.visible, ranked.forced, ranked.sequence
+        if type(self.rule) is TopK:
+            moved, expanded = _moved_by_plan(self, *plan)
+        else:
+            moved, expanded = self.moved(inner.counts, *plan)
+        counts = inner.counts + moved
+        margin = torch.where(moved != 0, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
+        return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)
+
+    def moved(self, counts: Tensor, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        """What each tile gets (or, below zero, gives) where the rule keeps `counts [B, H, T]`, and which ones get."""
+        last = _last(sequence, self.tiles)
+        seen = visible[:, None]
+        more = seen if self.factor == DENSE else _part(counts, self.factor).minimum(seen)
+        extra = torch.where(last[:, None], more - counts, 0)
         given = torch.zeros_like(extra)
         if self.pay:
             payers = ((visible > self.tile_budget) & ~last)[:, None]
-            free = torch.where(payers, inner.counts - ranked.forced[:, None], 0).clamp(min=0)
+            free = torch.where(payers, counts - forced[:, None], 0).clamp(min=0)
             extra, given = self._settle(extra, free, sequence)
-        counts = inner.counts + extra - given
-        changed = counts != inner.counts
-        margin = torch.where(changed, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
-        return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | (extra > 0))
+        return extra - given, extra > 0
 
     def _settle(self, extra: Tensor, free: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
         """What the last tiles get and the others give of their `free` blocks, all `[B, H, T]`, each head by itself."""
@@ -144,9 +142,32 @@ class LastTile(Rule):
         return f"{self.rule.describe()}; {more} for the last {which}{paid}"
 
 
-def _part(counts: Tensor, factor: float) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _moved_by_plan(rule: LastTile, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+    """`[B, 1, T]`: top-k keeps what the plan allows, whatever the scores, so all heads and layers share one answer.
+
+    Remembered by the identity of the plan's tables, which `plan` shares between calls and nobody writes to.
+    """
+    return rule.moved(visible.clamp(max=rule.tile_budget)[:, None], visible, forced, sequence)
+
+
+@functools.lru_cache(maxsize=64)
+def _last(sequence: Tensor, tiles: int) -> Tensor:
+    """bool `[B, T]`: the tiles that are protected."""
+    return (sequence >= 0) & (_from_the_end(sequence) < tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _fraction(factor: float) -> Fraction:
+    return Fraction(str(factor)).limit_denominator(10**6)
+
+
+Counts = TypeVar("Counts", int, Tensor)
+
+
+def _part(counts: Counts, factor: float | str) -> Counts:
     """`factor` times as many, rounded down; in integers, so that 1.1 times 10 is 11."""
-    exact = Fraction(str(factor)).limit_denominator(10**6)
+    exact = _fraction(float(factor))
     return counts * exact.numerator // exact.denominator
 
 
