@@ -6,17 +6,22 @@ CHASE  := probe-chase:questions=6
 ASKED  := $(NEEDLE),probe-scattered:questions=8,$(CHASE)
 PROSE  := niah-single:haystack=prose,niah-multikey:haystack=prose
 KINDS  := niah-single:haystack=prose,niah-multikey:haystack=needles,niah-single,variable-tracking:haystack=prose,frequent-words
-RIVALS := dense,quest,router-on-quest,router-on-quest/matched
+FIVE   := dense,topk,quest,router,router-on-quest
 BARE   := topk-on-outliers:m=1,c=0.5,aggregate=softmax
-OURS   := quest,auto,$(BARE),$(BARE),tile_factor=1,router-on-quest
-LONGER := quest,auto,auto:tile_factor=1,auto:tile_factor=2.75,router-on-quest
+MORE   := auto:tile_factor=2.75,router-on-quest
+OURS   := quest,auto,$(BARE),$(BARE),tile_factor=1,$(MORE)
+LONGER := quest,auto,auto:tile_factor=1,$(MORE)
 ORACLE := topk-on-true-mass:aggregate=mass-max
+HALF   := auto:tile_factor=1
 DENSER := auto:factor=dense,give=0.125
-OTHERS := topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax
+OTHERS := $(BARE),last-tile-on-quest,topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax
 SCORERS := mean quest box outliers moba nsa minference-block minference snapkv h2o xattention
 , := ,
 GRID   := $(foreach s,$(SCORERS),topk-on-$s$(,)router-on-$s$(,)last-tile-on-$s$(,)fill-on-$s:aggregate=mass$(,)top-p-on-$s:aggregate=mass$(,)max-ratio-on-$s:aggregate=mass)
 NOVEL  := $(foreach r,topk router last-tile,$r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax)
+MASSES := $(foreach s,mean box outliers moba nsa minference-block minference snapkv h2o xattention true-mass,topk-on-$s) \
+	  $(foreach r,router last-tile,$r-on-quest $r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax) \
+	  $(foreach r,fill top-p max-ratio,$r-on-quest:aggregate=mass $r-on-outliers:m=1$(,)c=0.5$(,)aggregate=mass)
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 
@@ -27,9 +32,8 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (many hou
 	$(BIN)/closecall report --store $R/probes.db --out $R/probes
 	$(BIN)/closecall eval --models $(PROBES) --tasks $(NEEDLE),$(CHASE) --contexts 8k --budgets 16,32 --n 13 --policies topk,quest --store $R/kmean.db
 	$(BIN)/closecall report --store $R/kmean.db --out $R/kmean
-	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 50 \
-	  --policies $(RIVALS),auto,topk,router,router/matched --store $R/smollm2.db
-	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 8k --budgets 8 --n 50 --policies $(RIVALS) --store $R/smollm2.db
+	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 50 --policies $(FIVE),auto --controls --store $R/smollm2.db
+	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 8k --budgets 8 --n 50 --policies $(FIVE),auto --controls --store $R/smollm2.db
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 12 \
 	  --policies dense,quest,auto,$(DENSER),auto:factor=dense,give=0.0625,auto:factor=4,auto:factor=dense --store $R/asked.db
 	$(BIN)/closecall report --store $R/asked.db --out $R/asked
@@ -40,8 +44,12 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (many hou
 	$(BIN)/closecall compare --split choose --against topk-on-quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 1 --seconds 0 \
 	  --policies $(subst $() ,$(,),$(GRID) $(NOVEL) topk-on-true-max topk-on-true-mass) --store $R/grid.db --out $R/grid
 	$(BIN)/closecall compare --split final --against quest --models $(PROBES) --tasks $(CHASE) --contexts 8k --budgets 4 --n 4 --seconds 0 \
-	  --policies quest,auto:tile_factor=1,topk-on-true-max:tile_factor=1,topk-on-true-mass:tile_factor=1 --store $R/ring.db --out $R/half
+	  --policies quest,$(HALF),topk-on-true-max:tile_factor=1,topk-on-true-mass:tile_factor=1 --store $R/ring.db --out $R/half-oracles
+	$(BIN)/closecall compare --split final --against quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 12 --seconds 0 \
+	  --policies quest,$(HALF),$(HALF),tiles=8 --store $R/ring.db --out $R/half
 	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 --out $R/capture
 	$(RING) --split choose --captured $R/capture --policies quest,auto,$(BARE),auto:factor=dense,give=0.2,$(DENSER) --budgets 4 --seconds 0 --out $R/captured-choose
-	$(RING) --split final --captured $R/capture --policies $(OURS),$(DENSER),$(OTHERS),$(ORACLE) --budgets 4 --by-layer --seconds 2 \
+	$(BIN)/closecall compare --split choose --against quest --captured $R/capture --budgets 4 --seconds 0 --out $R/captured-grid \
+	  --policies $(subst $() ,$(,),quest $(MASSES) $(BARE) $(ORACLE) $(ORACLE),tile_factor=1 fill-on-true-mass:aggregate=mass,tile_factor=1)
+	$(RING) --split final --captured $R/capture --policies $(LONGER),$(DENSER),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
 	  --out $R/captured

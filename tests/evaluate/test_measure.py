@@ -209,6 +209,13 @@ def test_a_context_longer_than_trained_is_noted(subject: Subject) -> None:
     assert run.warnings[0] == "1100 tokens are more than the 1024 that tiny was trained for"
 
 
+def test_a_prompt_too_short_for_auto_is_noted(subject: Subject) -> None:
+    task, example = example_of(subject, "probe-needle", context=1000)
+    assert measure(subject, task, example, closecall.policy("auto", budget=3)).warnings == []
+    run = measure(subject, task, example, closecall.policy("auto", budget=16))
+    assert run.warnings == [f"auto ran dense: {run.prompt_tokens} tokens are below its 4096, where sparse may pay"]
+
+
 def test_the_model_is_as_before_afterwards(subject: Subject) -> None:
     task, example = example_of(subject, "probe-needle")
     ids = ids_of(subject, example)

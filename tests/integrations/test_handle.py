@@ -176,7 +176,10 @@ def test_decode_is_dense_unless_asked(model: Any) -> None:
 def test_auto_is_dense_where_sparse_would_not_pay(name: str) -> None:
     with closecall.attach(families.model(name), "auto") as handle:
         assert handle.policy == closecall.policy("auto")
-        assert f"auto: dense below {handle.min_context} keys" in str(handle)
+        assert f"  dense below {handle.min_context} keys\n" in str(handle)
+        assert handle.warnings(handle.min_context) == []
+        short, least = handle.min_context - 1, handle.min_context
+        assert handle.warnings(short) == [f"auto ran dense: {short} tokens are below its {least}, where sparse may pay"]
     assert handle.min_context > 64 * 66
     small = closecall.policy("auto", block=16, tile=16, budget=5, tile_factor=1)
     with closecall.attach(families.model(name), small) as handle:

@@ -127,10 +127,11 @@ class Harness:
         with torch.no_grad(), attach(model, policy) as handle, passes.of(model):
             handle.watch(passes.see)
             answered = self.documents.answer(*self._places[digest])
-            indices, notes = list(handle.stats()), list(handle.notes)
+            indices = list(handle.stats())
         wall = time.perf_counter() - start
         if not passes.lengths:
             raise ValueError(f"{example.key} gave the model nothing to read, so there is nothing to measure")
+        notes = handle.warnings(max(passes.lengths))
         layers = passes.layers(indices, model.config.get_text_config().num_attention_heads)
         metric, score = self._figure(answered)
         answer = {

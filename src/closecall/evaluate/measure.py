@@ -154,7 +154,7 @@ def measure(subject: Subject, task: Task, example: Example, policy: Policy) -> R
         answered = _answer(loaded, example, encoded.ids, forced)
         indices = list(handle.stats())
         layers = [watch.layers.get(i) or everything(tokens, policy, 1, asked) for i in indices]
-        notes = list(handle.notes)
+        notes = handle.warnings(tokens)
     wall = time.perf_counter() - start
     answers = [
         _judge(task, example, i, answered, [layer.hits[i] for layer in layers], [s.asked_triggered[i] for s in layers])

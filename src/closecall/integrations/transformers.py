@@ -79,13 +79,11 @@ class Handle:
         chosen: list[Layer],
         min_context: int,
         decode: Literal["dense", "sparse"],
-        notes: list[str],
     ) -> None:
         self.model = model
         self.policy = policy
         self.min_context = min_context
         self.decode = decode
-        self.notes = notes
         self.backend = "auto"  # or the name of one, as in closecall.attention
         self.layers = layers
         self._chosen = chosen
@@ -180,11 +178,18 @@ class Handle:
             raise ValueError(f"eps must be in [0, 1], a share of the softmax mass, or None, got {eps!r}")
         self._eps = eps
 
+    def warnings(self, tokens: int) -> list[str]:
+        """What a prompt of so many tokens does not get."""
+        if not self.policy.rule.needs_scores or tokens >= self.min_context:
+            return []
+        return [f"{self.policy.name} ran dense: {tokens} tokens are below its {self.min_context}, where sparse may pay"]
+
     def __str__(self) -> str:
         width = max(len(layer.name) for layer in self.layers)
         attached = {id(layer) for layer in self._chosen}
         lines = [f"closecall on {type(self.model).__name__}: {self.policy}"]
-        lines += [f"  {note}" for note in self.notes]
+        if self.min_context:
+            lines.append(f"  dense below {self.min_context} keys")
         lines += [f"  {'layer':>5}  {'module':<{width}}  {'kind':<13}  what is done"]
         for layer in self.layers:
             if layer.kind != "full":
@@ -388,13 +393,11 @@ def attach(
     _check_model(model)
     found = find_layers(model)
     chosen = _choose_layers(found, layers, model)
-    notes = []
     if chosen_policy.name == "auto" and min_context is None:
         min_context = BREAK_EVEN * chosen_policy.rule.tile_budget * chosen_policy.block  # type: ignore[attr-defined]  # auto's has one
-        notes.append(f"auto: dense below {min_context} keys, where sparse would not pay")
     _check_budget(chosen_policy)
     check_layers(chosen_policy, tuple(sorted(x.index for x in found if x.kind == "full")), type(model).__name__)
-    handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode, notes)
+    handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode)
     try:
         handle._attach()
     except BaseException:
