@@ -116,6 +116,7 @@ def test_one_context_has_no_interval_and_equal_ones_a_point() -> None:
     assert one.value == 0.5
     assert math.isnan(one.low)
     assert math.isnan(one.high)
+    assert str(one) == f"{one.value:.2f}"
     same = statistics.clustered([1, 1, 1], ["a", "b", "c"])
     assert (same.low, same.high) == (1, 1)
 

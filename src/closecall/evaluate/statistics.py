@@ -7,6 +7,7 @@ fall together, so intervals are drawn over contexts, not over questions. The ari
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        """Without its interval where there is none, as from a single context."""
+        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
 def _floats(values: ArrayLike, name: str) -> Floats:
