@@ -12,6 +12,8 @@ MORE   := auto:tile_factor=2.75,router-on-quest
 OURS   := quest,auto,$(BARE),$(BARE),tile_factor=1,$(MORE)
 LONGER := quest,auto,auto:tile_factor=1,$(MORE)
 ORACLE := topk-on-true-mass:aggregate=mass-max
+PLANES := outliers:m=1,c=0.5
+UNEVEN := top-p-on-$(PLANES)
 HALF   := auto:tile_factor=1
 DENSER := auto:factor=dense,give=0.125
 OTHERS := $(BARE),last-tile-on-quest,topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax
@@ -19,6 +21,7 @@ SCORERS := mean quest box outliers moba nsa minference-block minference snapkv h
 , := ,
 GRID   := $(foreach s,$(SCORERS),topk-on-$s$(,)router-on-$s$(,)last-tile-on-$s$(,)fill-on-$s:aggregate=mass$(,)top-p-on-$s:aggregate=mass$(,)max-ratio-on-$s:aggregate=mass)
 NOVEL  := $(foreach r,topk router last-tile,$r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax)
+REDUCED := $(foreach s,quest outliers,topk-on-$s $(foreach a,mass mass-max softmax,topk-on-$s:aggregate=$a) $(foreach r,fill top-p max-ratio,$r-on-$s:aggregate=mass-max))
 MASSES := $(foreach s,mean box outliers moba nsa minference-block minference snapkv h2o xattention true-mass,topk-on-$s) \
 	  $(foreach r,router last-tile,$r-on-quest $r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax) \
 	  $(foreach r,fill top-p max-ratio,$r-on-quest:aggregate=mass $r-on-outliers:m=1$(,)c=0.5$(,)aggregate=mass)
@@ -43,6 +46,8 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (many hou
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 32k --budgets 4 --n 3 --policies $(LONGER) --seconds 0 --store $R/ring.db --out $R/ring-32k
 	$(BIN)/closecall compare --split choose --against topk-on-quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 1 --seconds 0 \
 	  --policies $(subst $() ,$(,),$(GRID) $(NOVEL) topk-on-true-max topk-on-true-mass) --store $R/grid.db --out $R/grid
+	$(BIN)/closecall compare --split choose --against topk-on-quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 1 --seconds 0 \
+	  --policies $(subst $() ,$(,),$(REDUCED)) --store $R/grid.db --out $R/grid-reductions
 	$(BIN)/closecall compare --split final --against quest --models $(PROBES) --tasks $(CHASE) --contexts 8k --budgets 4 --n 4 --seconds 0 \
 	  --policies quest,$(HALF),topk-on-true-max:tile_factor=1,topk-on-true-mass:tile_factor=1 --store $R/ring.db --out $R/half-oracles
 	$(BIN)/closecall compare --split final --against quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 12 --seconds 0 \
@@ -51,5 +56,7 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (many hou
 	$(RING) --split choose --captured $R/capture --policies quest,auto,$(BARE),auto:factor=dense,give=0.2,$(DENSER) --budgets 4 --seconds 0 --out $R/captured-choose
 	$(BIN)/closecall compare --split choose --against quest --captured $R/capture --budgets 4 --seconds 0 --out $R/captured-grid \
 	  --policies $(subst $() ,$(,),quest $(MASSES) $(BARE) $(ORACLE) $(ORACLE),tile_factor=1 fill-on-true-mass:aggregate=mass,tile_factor=1)
+	$(BIN)/closecall compare --split choose --against quest,auto --captured $R/capture --budgets 4 --seconds 0 --out $R/captured-uneven \
+	  --policies quest,auto,$(UNEVEN),aggregate=mass,$(UNEVEN),aggregate=mass-max,fill-on-$(PLANES),aggregate=mass-max,last-tile-on-outliers:rule=top-p,m=1,c=0.5,aggregate=mass-max
 	$(RING) --split final --captured $R/capture --policies $(LONGER),$(DENSER),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
 	  --out $R/captured
