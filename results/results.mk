@@ -7,24 +7,24 @@ ASKED  := $(NEEDLE),probe-scattered:questions=8,$(CHASE)
 PROSE  := niah-single:haystack=prose,niah-multikey:haystack=prose
 KINDS  := niah-single:haystack=prose,niah-multikey:haystack=needles,niah-single,variable-tracking:haystack=prose,frequent-words
 FIVE   := dense,topk,quest,router,router-on-quest
-BARE   := topk-on-outliers:m=1,c=0.5,aggregate=softmax
+PLANES := outliers:m=1,c=0.5
+BARE   := topk-on-$(PLANES),aggregate=softmax
+HALF   := auto:tile_factor=1
 MORE   := auto:tile_factor=2.75,router-on-quest
 OURS   := quest,auto,$(BARE),$(BARE),tile_factor=1,$(MORE)
-LONGER := quest,auto,auto:tile_factor=1,$(MORE)
+LONGER := quest,auto,$(HALF),$(MORE)
 ORACLE := topk-on-true-mass:aggregate=mass-max
-PLANES := outliers:m=1,c=0.5
 UNEVEN := top-p-on-$(PLANES)
-HALF   := auto:tile_factor=1
 DENSER := auto:factor=dense,give=0.125
 OTHERS := $(BARE),last-tile-on-quest,topk,topk-on-box:c=0.5,aggregate=softmax,topk-on-outliers:m=2,aggregate=softmax
 SCORERS := mean quest box outliers moba nsa minference-block minference snapkv h2o xattention
 , := ,
 GRID   := $(foreach s,$(SCORERS),topk-on-$s$(,)router-on-$s$(,)last-tile-on-$s$(,)fill-on-$s:aggregate=mass$(,)top-p-on-$s:aggregate=mass$(,)max-ratio-on-$s:aggregate=mass)
-NOVEL  := $(foreach r,topk router last-tile,$r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax)
+NOVEL  := $(foreach r,topk router last-tile,$r-on-$(PLANES)$(,)aggregate=softmax)
 REDUCED := $(foreach s,quest outliers,topk-on-$s $(foreach a,mass mass-max softmax,topk-on-$s:aggregate=$a) $(foreach r,fill top-p max-ratio,$r-on-$s:aggregate=mass-max))
-MASSES := $(foreach s,mean box outliers moba nsa minference-block minference snapkv h2o xattention true-mass,topk-on-$s) \
-	  $(foreach r,router last-tile,$r-on-quest $r-on-outliers:m=1$(,)c=0.5$(,)aggregate=softmax) \
-	  $(foreach r,fill top-p max-ratio,$r-on-quest:aggregate=mass $r-on-outliers:m=1$(,)c=0.5$(,)aggregate=mass)
+REAL   := $(foreach s,$(filter-out quest,$(SCORERS)) true-mass,topk-on-$s) \
+	  $(foreach r,router last-tile,$r-on-quest $r-on-$(PLANES)$(,)aggregate=softmax) \
+	  $(foreach r,fill top-p max-ratio,$r-on-quest:aggregate=mass $r-on-$(PLANES)$(,)aggregate=mass)
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 
@@ -55,8 +55,8 @@ results: $(READY)  ## Every panel of docs/results.md, into out/results (many hou
 	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 --out $R/capture
 	$(RING) --split choose --captured $R/capture --policies quest,auto,$(BARE),auto:factor=dense,give=0.2,$(DENSER) --budgets 4 --seconds 0 --out $R/captured-choose
 	$(BIN)/closecall compare --split choose --against quest --captured $R/capture --budgets 4 --seconds 0 --out $R/captured-grid \
-	  --policies $(subst $() ,$(,),quest $(MASSES) $(BARE) $(ORACLE) $(ORACLE),tile_factor=1 fill-on-true-mass:aggregate=mass,tile_factor=1)
+	  --policies $(subst $() ,$(,),quest $(REAL) $(BARE) $(ORACLE) $(ORACLE),tile_factor=1 fill-on-true-mass:aggregate=mass,tile_factor=1)
 	$(BIN)/closecall compare --split choose --against quest,auto --captured $R/capture --budgets 4 --seconds 0 --out $R/captured-uneven \
-	  --policies quest,auto,$(UNEVEN),aggregate=mass,$(UNEVEN),aggregate=mass-max,fill-on-$(PLANES),aggregate=mass-max,last-tile-on-outliers:rule=top-p,m=1,c=0.5,aggregate=mass-max
+	  --policies quest,auto,$(UNEVEN),aggregate=mass,$(UNEVEN),aggregate=mass-max,fill-on-$(PLANES),aggregate=mass-max,last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max
 	$(RING) --split final --captured $R/capture --policies $(LONGER),$(DENSER),$(OTHERS),$(ORACLE),$(ORACLE),tile_factor=1 --budgets 4 --by-layer --seconds 2 \
 	  --out $R/captured
