@@ -11,10 +11,10 @@ SAY     = @printf '\n== %s\n'
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
+$(READY): pyproject.toml lab/pyproject.toml setup.py constraints.txt $(NATIVE)
 	$(SAY) "Making a virtual environment in $(VENV) and building closecall (first time: a few minutes; CPU torch and triton are 400 MB)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	CLOSECALL_REQUIRE_NATIVE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	CLOSECALL_REQUIRE_NATIVE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './lab[lm-eval,ray]'
 	touch $@
 
 demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small model that ships: three minutes
@@ -44,24 +44,24 @@ bench: $(READY)  ## Every benchmark at full size: 4K to 128K, fp32 and bf16 (hou
 	$(BIN)/closecall bench prefill --model smollm2 --out out/bench
 
 bench-check: $(READY)  ## Has something become slower? A few ratios against benchmarks/check.json: two minutes, on a quiet machine
-	$(BIN)/python -m closecall.bench.check
+	$(BIN)/python -m closecall_lab.bench.check
 
 test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on first use, 93 MB)
 	$(BIN)/closecall get smollm2
-	$(BIN)/pytest -q tests/integrations/test_real_model.py
+	$(BIN)/pytest -q tests/lib/hf/test_real_model.py
 
-include results/results.mk
+include research/results.mk
 
 DRAWN  := attention selection invariance nonfinite rules geometry policy certify
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time (an hour)
-	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/test_%.py) tests/selectors tests/theory tests/gpu/test_kernels.py
+	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lab/theory tests/lib/triton/test_kernels.py
 
 sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	$(SAY) "Building the native code with sanitizers into build/sanitize"
 	CLOSECALL_REQUIRE_NATIVE=1 CLOSECALL_SANITIZE=1 $(BIN)/python setup.py -q build --build-base build/san --build-lib build/sanitize
 	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize CLOSECALL_SANITIZED=1 \
-	  $(BIN)/pytest -q -p no:cacheprovider -k cpu tests/test_selection.py tests/test_attention.py tests/test_nonfinite.py \
-	    tests/test_invariance.py tests/test_large.py tests/test_summaries.py tests/selectors/test_selector_native.py
+	  $(BIN)/pytest -q -p no:cacheprovider -k cpu tests/lib/test_selection.py tests/lib/test_attention.py tests/lib/test_nonfinite.py \
+	    tests/lib/test_invariance.py tests/lib/test_large.py tests/lib/test_summaries.py tests/lib/scorers/test_selector_native.py
 
 wheel: $(READY)  ## One abi3 wheel in dist/, built without torch
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .

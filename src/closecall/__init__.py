@@ -2,21 +2,22 @@
 
 from importlib.metadata import version as _version
 
-from .attention import attend, attention
-from .calibrated import Calibrated
-from .certificate import Certificate, certify
-from .integrations.transformers import Handle, attach
-from .policy import RULES, SCORERS, Policy, policy
-from .rules import TRIGGERS, Rule, Trigger
-from .scorers import Scorer
-from .selection import Selection, select
-from .selectors.certified_rule import Certified
-from .selectors.even_rule import Even
-from .selectors.fill_rule import Fill
-from .selectors.last_tile_rule import LastTile
-from .selectors.max_ratio_rule import MaxRatio
-from .selectors.top_p_rule import TopP
+from .api import attend, attention, select
+from .certify.certificate import Certificate, certify
+from .hf.attach import Handle, attach
+from .policy import Policy, policy
+from .rules.base import RULES, Rule
+from .rules.certified import Certified
+from .rules.even import Even
+from .rules.fill import Fill
+from .rules.last_tile import LastTile
+from .rules.max_ratio import MaxRatio
+from .rules.top_p import TopP
+from .scorers.base import SCORERS, Scorer
+from .selection import Selection
 from .summaries import Summaries
+from .triggers.base import TRIGGERS, Trigger
+from .triggers.calibrated import Calibrated
 
 __version__ = _version("closecall")
 

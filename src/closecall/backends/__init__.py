@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from ..geometry import Geometry
-from ..policy import Policy, unknown
+from ..policy import Policy
+from ..registry import unknown
 
 if TYPE_CHECKING:
-    from ..rules import Ranked
+    from ..rules.base import Ranked
     from ..selection import Selection
     from ..summaries import Summaries
 
-NAMES = ("cpu", "flex", "reference", "triton")
+MODULES = {"cpu": "cpu", "flex": "flex", "reference": "reference", "triton": "triton.backend"}
+NAMES = tuple(MODULES)
 PREFERRED = {"cpu": ("cpu",), "cuda": ("triton", "flex")}  # by device (ROCm calls its devices cuda too), best first
 
 
@@ -79,7 +81,7 @@ class Choice(NamedTuple):
 def load(name: str) -> Backend:
     if name not in NAMES:
         raise unknown("backend", name, (*NAMES, "auto"))
-    backend: Backend = importlib.import_module(f"{__name__}.{name}")
+    backend: Backend = importlib.import_module(f"{__name__}.{MODULES[name]}")
     return backend
 
 

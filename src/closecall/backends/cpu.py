@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from ..geometry import Geometry
-from ..policy import Policy, unknown
-from ..rules import Ranked
-from ..scorers import NORMALISED
+from ..policy import Policy
+from ..registry import unknown
+from ..rules.base import Ranked
+from ..scorers.box import Box
+from ..scorers.outliers import Outliers
+from ..scorers.reductions import NORMALISED
 from ..selection import Selection
-from ..selectors.box import Box
-from ..selectors.outliers import Outliers
 from ..summaries import Summaries
 from . import empty_outputs, reference
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ..geometry import Geometry
 from ..policy import Policy
-from ..rules import Ranked
-from ..scorers import AGGREGATES, NORMALISED, SOFTMAX, Chunk, View, accumulator, log_shares, shares
+from ..rules.base import Ranked
+from ..scorers.base import Chunk, View, accumulator
+from ..scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX, log_shares, shares
 from ..selection import Selection, gather_kept
 from . import empty_outputs
 

@@ -1,0 +1,1 @@
+"""closecall-lab: evaluation, benchmarks, theory and compile facts for closecall."""

@@ -1,0 +1,103 @@
+"""The table and the plots of the attention benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from closecall.policy import Policy
+
+from ..spine import inputs, plot
+from ..spine.results import Facts
+from ..spine.table import Column, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Measured = Sequence[tuple[Facts, Facts]]
+
+COLUMNS = (
+    Column("context", lambda r: inputs.size(r["context"])),
+    Column("type", lambda r: r["dtype"], left=True),
+    Column("D", lambda r: r["dim"]),
+    Column("threads", lambda r: r["threads"]),
+    Column("policy", lambda r: r["policy"], left=True),
+    Column("SDPA ms", lambda r: r["sdpa_ms"] and inputs.three_digits(r["sdpa_ms"])),
+    Column("ours ms", lambda r: inputs.three_digits(r["ms"])),
+    Column("vs SDPA", lambda r: r["vs_sdpa"], ".2f"),
+    Column("vs our dense", lambda r: r["vs_dense"], ".2f"),
+    Column("vs Flex", lambda r: r["attend_vs_flex"], ".2f"),
+    Column("selection", lambda r: r["select_share"], ".1%"),
+    Column("kept", lambda r: r["kept"], ".1%"),
+    Column("GFLOP/s", lambda r: r["gflops"], ".0f"),
+    Column("of peak", lambda r: r["share_of_peak"], ".0%"),
+    Column("best round", lambda r: r.get("best_share_of_peak"), ".0%"),
+    Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
+    Column("scaling", lambda r: r["one_thread_over_all"], ".2f"),
+)
+
+
+def _rows(measured: Measured) -> list[dict[str, Any]]:
+    return [
+        cell
+        | row
+        | {
+            "policy": name,
+            "ms": result["ms"][name],
+            "sdpa_ms": result["ms"].get("sdpa"),
+            "extra_mib": result["extra_mib"][name],
+        }
+        for cell, result in measured
+        for name, row in result["ours"].items()
+    ]
+
+
+def _how(machine: Facts, cell: Facts) -> str:
+    heads = f"{cell['heads']} query heads on {cell['kv_heads']} key head{'s' if cell['kv_heads'] > 1 else ''}"
+    return f"{cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
+
+
+def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Table:
+    cell, _ = measured[0]
+    peaks = sorted({f"{c['dtype']} {r['peak_gflops']:.0f}" for c, r in measured if r["peak_gflops"]})
+    forms = sorted({r["sdpa_form"] for _, r in measured if "sdpa_form" in r})
+    problems = sorted({r["flex_problem"] for _, r in measured if "flex_problem" in r})
+    rounds = [r["rounds"] for _, r in measured]
+    notes = [
+        *map(str, policies),
+        "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
+        "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
+        "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
+        "best round: the fastest round's GFLOP/s over the highest register peak seen; the median has the noise in it.",
+        f"Medians of at least {min(rounds)} interleaved rounds; standard normal q, k, v.",
+        *([f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."] if peaks else []),
+        *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
+        *(f"No FlexAttention: {problem}" for problem in problems),
+    ]
+    return Table(f"Selection + attention: {machine['cpu']}, {_how(machine, cell)}", COLUMNS, _rows(measured), notes)
+
+
+SERIES = (
+    plot.Series("vs_sdpa", "torch SDPA", "#c2410c", "o"),
+    plot.Series("vs_dense", "our kernel, dense", "#1d4ed8", "s"),
+    plot.Series("attend_vs_flex", "FlexAttention,\nsame blocks", "#6b7280", "^"),
+)
+
+
+def figures(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> dict[str, Figure]:
+    """One figure per policy and thread count; the first policy on the fewest threads is `attention`."""
+    rows = _rows(measured)
+    counts = sorted({r["threads"] for r in rows})
+    found = {}
+    for p in policies:
+        for threads in counts:
+            mine = [r for r in rows if r["policy"] == p.name and r["threads"] == threads]
+            told_apart = [*([p.name] if p != policies[0] else []), *([f"{threads}t"] if threads != counts[0] else [])]
+            found["-".join(["attention", *told_apart])] = plot.speedups(
+                title=f"How much faster is {p.name}?  {machine['cpu']}, {inputs.threads(threads)}",
+                subtitle=f"selection + attention over a whole prompt; {_how(machine, mine[0])}\n{p}",
+                rows=mine,
+                series=SERIES,
+                panels=("dtype", "dim"),
+            )
+    return found

@@ -1,0 +1,228 @@
+"""`closecall profile` and `closecall pareto`: their options, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...spine.options import count, counts, each, one_of
+
+Commands = Any  # argparse's sub-parser collection, whose type is private
+T = TypeVar("T")
+
+TYPES = ("fp32", "bf16", "fp16")
+PROFILE = """\
+Shows where prefill time goes, and at which context sparse overtakes dense: the wall of a whole prefill split into
+selection (summaries, ranking, rule, indices), attention, and the rest of the model; attention's share of it; what
+Amdahl's law then allows; the crossover, with an interval. Always against two baselines: the model with torch SDPA,
+and the model on our own kernel run dense. All take turns in one loop; finished cells are kept, and the same command
+goes on where it was stopped.
+
+With --shape, no weights are needed: one decoder layer of the model's true dimensions, with random weights, at the
+true context, times its layers. Attention may be measured on some of the heads, the rest on some of the rows; the
+output says exactly what was measured and what was multiplied.
+"""
+PROFILE_EXAMPLES = """\
+examples:
+  closecall profile --model smollm2 --contexts 2k,4k,8k --budget 8
+  closecall profile --shape qwen2.5-7b-1m --contexts 32k,64k,128k --dense-heads 1 --rounds 3 --threads 1
+  closecall profile --shape llama-3-8b --contexts 8k --head-groups all --rows all    a whole layer, in one piece
+  closecall profile --growth --shape qwen2.5-7b-1m --query-heads 2                   8K to 256K, with exponents
+  closecall profile --report out/profile/profile-qwen2.5-7b-1m.json                  what is there, as Markdown
+"""
+PARETO = """\
+Joins the accuracy of `closecall eval` with the wall ratios of `closecall profile`, by model, context, policy and
+budget, in the layout of the paper's speed-quality table: context, accuracy, wall against dense, verdict. Draws the
+frontier. What has only one of the two numbers is listed as such.
+"""
+
+
+def _all(option: str) -> Callable[[str], int | None]:
+    """A whole number, or `all` for None."""
+    return lambda text: None if text == "all" else count(option)(text)
+
+
+def _given(text: str | None, read: Callable[[str], T]) -> T | None:
+    return None if text is None else read(text)
+
+
+def _threads(text: str) -> int:
+    import torch
+
+    return torch.get_num_threads() if text == "all" else count("--threads")(text)
+
+
+def add_profile(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="where prefill time goes, and from which context on sparse is faster",
+        description=PROFILE,
+        epilog=PROFILE_EXAMPLES,
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="probe, smollm2, one of `closecall models`, a hub id, a directory"
+    )
+    parser.add_argument(
+        "--shape", metavar="NAME", help="qwen2.5-7b-1m, qwen2.5-14b, mistral-nemo, qwen3.6-35b-a3b or llama-3-8b"
+    )
+    parser.add_argument("--growth", action="store_true", help="attention + selection over context, and its exponent")
+    parser.add_argument("--report", metavar="FILE,...", help="print these results as Markdown, and measure nothing")
+    parser.add_argument(
+        "--contexts", "--context", metavar="N,...",
+        help="lengths, k for 1024 (--model 2k,4k,8k; --shape 32k,64k,128k; --growth 8k to 256k)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policies", metavar="NAME,...", help="presets, with overrides like router:q=0.3 (topk,router,router-on-quest)"
+    )
+    parser.add_argument(
+        "--budgets", "--budget", metavar="K,...", default="33", help="in blocks; tiles keep twice that (%(default)s)"
+    )
+    parser.add_argument(
+        "--dtypes", "--dtype", metavar="TYPE,...", help="of fp32, bf16, fp16 (fp32,bf16; a model's own)"
+    )
+    parser.add_argument("--threads", metavar="N,...", default="all", help="thread counts (%(default)s)")
+    parser.add_argument("--rounds", metavar="N", default="5", help="laps of every contender (%(default)s)")
+    parser.add_argument("--head-groups", metavar="G", default="1", help="key heads to measure, or `all` (%(default)s)")
+    parser.add_argument("--query-heads", metavar="H", help="of one group, only so many query heads (all of them)")
+    parser.add_argument("--dense-heads", metavar="H", help="query heads the dense baselines run on (as policies)")
+    parser.add_argument("--rows", metavar="R", default="2k", help="rows for all but attention, or `all` (%(default)s)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 (the best there is)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("out/profile"), help="where results go (%(default)s)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
+    parser.set_defaults(run=profile)
+
+
+def profile(args: argparse.Namespace) -> None:
+    if args.report is not None:
+        from .report import document
+
+        print(document(each("--report", args.report, Path)), end="")
+        return
+    if (args.model is None) == (args.shape is None):
+        raise ValueError("name either --model or --shape: `closecall profile --shape qwen2.5-7b-1m` needs no weights")
+    if args.growth and args.shape is None:
+        raise ValueError("--growth follows the heads of a shape over context: name one with --shape")
+    make = _growth if args.growth else _shape if args.shape is not None else _model
+    bench = make(args)
+
+    from .. import runner
+
+    for warning in getattr(bench, "warnings", ()):
+        print(f"closecall: Warning: {warning}", file=sys.stderr, flush=True)
+    runner.run(bench, args.out, fresh=args.fresh)
+
+
+def _shared(args: argparse.Namespace, contexts: str, policies: str, *, dense: bool = True) -> dict[str, Any]:
+    """What all kinds of profile take, read and checked."""
+    from ..validate.device import pick
+    from . import variants
+
+    return {
+        "contexts": counts("--contexts", args.contexts or contexts),
+        "variants": variants.read(args.policies or policies, counts("--budgets", args.budgets), dense=dense),
+        "threads": each("--threads", args.threads, _threads),
+        "rounds": count("--rounds")(args.rounds),
+        "device": pick(args.device),
+    }
+
+
+def _model(args: argparse.Namespace) -> Any:
+    shared = _shared(args, "2k,4k,8k", "topk,router,router-on-quest")
+    dtypes = each("--dtypes", args.dtypes, one_of("--dtypes", TYPES)) if args.dtypes else (None,)
+    if len(dtypes) > 1:
+        raise ValueError(f"--dtypes {args.dtypes}: a model is loaded in one type; run the command once for each")
+    from closecall.models.load import load_model, own_name
+
+    from ...eval.measure import Subject
+    from ...report.compose import slug
+    from .model_run import ModelProfile
+
+    if args.model.split(":")[0] == "probe":
+        loaded = Subject.open(args.model, dtype=dtypes[0]).loaded
+        loaded.model.to(shared["device"].place)
+    else:
+        loaded = load_model(args.model, dtype=dtypes[0], device=shared["device"].place)
+    return ModelProfile(loaded=loaded, name=f"profile-{slug(own_name(loaded.name))}", **shared)
+
+
+def _heads(args: argparse.Namespace) -> dict[str, int | None]:
+    return {
+        "groups": _all("--head-groups")(args.head_groups),
+        "query_heads": _given(args.query_heads, count("--query-heads")),
+        "dense_heads": _given(args.dense_heads, count("--dense-heads")),
+    }
+
+
+def _shape(args: argparse.Namespace) -> Any:
+    from . import shapes
+    from .shape_run import ShapeProfile
+
+    found = shapes.shape(args.shape)
+    shared = _shared(args, "32k,64k,128k", "topk,router,router-on-quest")
+    heads, rows = _heads(args), _all("--rows")(args.rows)
+
+    def part(context: int) -> shapes.Measured:
+        return shapes.measured(found, **heads, rows=rows, context=context)
+
+    dtypes = each("--dtypes", args.dtypes or "fp32,bf16", one_of("--dtypes", TYPES))
+    return ShapeProfile(shape=found, part=part, dtypes=dtypes, name=f"profile-{found.name}", **shared)
+
+
+def _growth(args: argparse.Namespace) -> Any:
+    from . import shapes
+    from .growth import GrowthBench
+
+    found = shapes.shape(args.shape)
+    shared = _shared(args, "8k,16k,32k,64k,128k,256k", "router-on-quest", dense=False)
+    if args.dense_heads is not None:
+        raise ValueError("--dense-heads: growth is of policies; name dense among --policies, or leave it out")
+    part = shapes.measured(found, **_heads(args), rows=1, context=2)
+    return GrowthBench(
+        shape=found,
+        q_heads=part.q_heads,
+        kv_heads=part.kv_heads,
+        dtypes=each("--dtypes", args.dtypes or "fp32,bf16", one_of("--dtypes", TYPES)),
+        name=f"growth-{found.name}",
+        **shared,
+    )
+
+
+def add_pareto(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "pareto", help="accuracy and speed in one table: which policy is on the frontier", description=PARETO
+    )
+    parser.add_argument(
+        "--store", metavar="FILE", type=Path, default=Path("out/eval.db"), help="of `closecall eval` (%(default)s)"
+    )
+    parser.add_argument("--profile", metavar="FILE,...", help="results of `closecall profile` (all in out/profile)")
+    parser.add_argument("--model", "--models", dest="models", metavar="NAME,...", help="only these (all)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("out/pareto"), help="where to write (%(default)s)"
+    )
+    parser.set_defaults(run=pareto)
+
+
+def pareto(args: argparse.Namespace) -> None:
+    from ...eval.store import Store
+    from ...report.compose import has_matplotlib
+    from . import pareto as made
+
+    if args.profile is None:
+        paths = tuple(sorted(Path("out/profile").glob("profile-*.json")))
+        if not paths:
+            raise ValueError("out/profile holds no profile: run `closecall profile`, or name one with --profile")
+    else:
+        paths = each("--profile", args.profile, Path)
+    profiles = made.walls(paths)
+    with Store(args.store, create=False) as store:
+        groups = made.join(store, profiles, None if args.models is None else each("--model", args.models, str))
+    page = made.page(groups, plots=has_matplotlib())
+    print(page.text(), end="")
+    written = page.write(args.out, "pareto")
+    (args.out / "pareto.json").write_text(made.to_json(groups))
+    print(f"written: {' '.join(map(str, [*written, args.out / 'pareto.json']))}", file=sys.stderr)

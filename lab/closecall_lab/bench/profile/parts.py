@@ -1,0 +1,191 @@
+"""Splits one prefill into parts: what selection spends on what, attention, and everything else in the model.
+
+Seen from outside, at seams that are there anyway: transformers' registry of attention functions, and the backend that
+our function asks for. While nobody watches, nothing is slower.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from closecall import backends
+from closecall.geometry import Geometry, plan
+from closecall.policy import Policy
+from closecall.rules.base import Ranked
+from closecall.selection import Selection
+
+from ...spine.stopwatch import around_attention
+
+SELECTION = ("summaries", "ranking", "rule", "indices")
+ATTENTION = (*SELECTION, "attend", "around")  # all that happens inside the attention function
+PARTS = (*ATTENTION, "rest", "linear layers")
+MEANINGS = {
+    "summaries": "pooling the keys of each block",
+    "ranking": "scores and top-k, which the kernels do in one pass",
+    "rule": "margins, the trigger, and how many blocks each tile keeps",
+    "indices": "writing the kept blocks' indices",
+    "attend": "attention itself",
+    "around": "what our function does beyond that: geometry, layout of the output, statistics",
+    "rest": "projections, MLP, norms and all else in layers of full attention",
+    "linear layers": "whole layers without full attention",
+}
+Lap = dict[str, float]  # seconds by part
+
+
+class Clock(Protocol):
+    def mark(self) -> Any:
+        """A moment on the device."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two moments; may wait for the device to get there."""
+
+
+class HostClock:
+    """The monotonic clock: right where a call returns when its work is done."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+class StreamClock:
+    """Events on the GPU's stream: the host never waits between the parts."""
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+
+
+class Watch:
+    """Moments of one prefill, by what happened between them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._spans: dict[str, list[tuple[Any, Any]]] = {}
+        self._ranked: Any = None
+        self.attached = False  # whether our function ran, and not the model's own
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        begin = self.clock.mark()
+        yield
+        self.add(name, begin, self.clock.mark())
+
+    def add(self, name: str, begin: Any, end: Any) -> None:
+        self._spans.setdefault(name, []).append((begin, end))
+
+    def seconds(self, name: str) -> float:
+        return sum(self.clock.seconds(*moments) for moments in self._spans.get(name, []))
+
+    def parts(self) -> Lap:
+        """Of the span `wall`. They add up to it, less the time spent on finding out about summaries."""
+        extra = self.seconds("extra")
+        function = self.seconds("function") - extra
+        lap = dict.fromkeys(PARTS, 0.0)
+        if self.attached:
+            rank = self.seconds("rank")
+            lap["summaries"] = min(extra, rank)
+            lap["ranking"] = rank - lap["summaries"]
+            for name in ("rule", "indices", "attend"):
+                lap[name] = self.seconds(name)
+            lap["around"] = function - sum(lap.values())
+        else:
+            lap["attend"] = function
+        lap["rest"] = self.seconds("wall") - extra - function
+        return lap
+
+
+class _Watched:
+    """A backend that tells the watch when it does what."""
+
+    def __init__(self, backend: backends.Backend, watch: Watch) -> None:
+        self._backend = backend
+        self._watch = watch
+        watch.attached = True
+
+    def why_not(self, q: Tensor) -> str | None:
+        return self._backend.why_not(q)
+
+    def rank(self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+        with self._watch.span("rank"):
+            ranked = self._backend.rank(q, k, policy, geometry, scale)
+        # The kernels summarise keys and rank blocks in one call. Ranking for the last tile alone summarises all keys
+        # and does next to nothing else. It is done apart, and no part of the wall.
+        with self._watch.span("extra"):
+            rows = min(policy.tile, q.shape[2])
+            last = plan(q.shape[0], rows, k.shape[2], policy.block, policy.tile)
+            self._backend.rank(q[:, :, -rows:], k, policy, last, scale)
+        self._watch._ranked = self._watch.clock.mark()
+        return ranked
+
+    def gather_kept(self, ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+        self._watch.add("rule", self._watch._ranked, self._watch.clock.mark())
+        with self._watch.span("indices"):
+            return self._backend.gather_kept(ranked, counts, geometry, sinks, width)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        selection: Selection | None,
+        geometry: Geometry,
+        scale: float,
+        softcap: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        with self._watch.span("attend"):
+            return self._backend.attend(q, k, v, selection, geometry, scale, softcap)
+
+
+@contextmanager
+def _watched_backends(watch: Watch) -> Iterator[None]:
+    choose = backends.choose
+    backends.choose = lambda name, q: _Watched(choose(name, q), watch)
+    try:
+        yield
+    finally:
+        backends.choose = choose
+
+
+def split(model: Any, prefill: Callable[[], object], clock: Clock) -> Lap:
+    """The parts of one call of `prefill`, which runs the model."""
+    watch = Watch(clock)
+    with (
+        around_attention(model, lambda: watch.span("function")),
+        _watched_backends(watch),
+        torch.no_grad(),
+        watch.span("wall"),
+    ):
+        prefill()
+    return watch.parts()
+
+
+def selection(lap: Lap) -> float:
+    return sum(lap[name] for name in SELECTION)
+
+
+def function(lap: Lap) -> float:
+    """All that is spent inside the attention function."""
+    return sum(lap[name] for name in ATTENTION)
+
+
+def allowed(lap: Lap) -> float:
+    """What a perfect integration would spend on attention: selecting and attending, nothing around it."""
+    return function(lap) - lap["around"]
+
+
+def elsewhere(lap: Lap) -> float:
+    return lap["rest"] + lap["linear layers"]

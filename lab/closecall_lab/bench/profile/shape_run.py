@@ -1,0 +1,227 @@
+"""`closecall profile --shape`: one layer of a model's true dimensions, at the true context, times the layers it has.
+
+Where a whole layer would take too long, a part is measured and multiplied: attention on some of the heads, which are
+independent of each other, and everything else on some of the rows, in which it is linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from closecall.backends import cpu
+from closecall.hf.attach import Handle
+from closecall.models.shapes import Shape
+
+from ...spine import inputs
+from ...spine.results import Facts
+from ...spine.table import Table
+from ..validate.device import Cpu, Device
+from . import figures, layer, report
+from .model_run import attached, clock, kept, mebibytes, unattached
+from .parts import PARTS, Lap
+from .shapes import Measured, check_room
+from .turns import Prefill, take_turns
+from .variants import DENSE, UNATTACHED, Variant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REST, LINEAR = "the rest of a layer", "a linear layer"  # contenders that are no prefills of their own
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What a contender's measured parts are multiplied by, within a layer and over layers."""
+
+    query: float  # query heads of the layer over those measured
+    key: float  # key heads likewise
+    rows: float  # context over rows
+    full: int
+    linear: int
+
+    def scaled(self, attention: Lap, rest: float, linear: float) -> Lap:
+        """The lap of the whole model: `rest` and `linear` are seconds of one layer on the measured rows."""
+        found = dict.fromkeys(PARTS, 0.0)
+        for name in PARTS[: PARTS.index("rest")]:
+            found[name] = attention[name] * (self.key if name == "summaries" else self.query) * self.full
+        found["rest"] = rest * self.rows * self.full
+        found["linear layers"] = linear * self.rows * self.linear
+        return found
+
+
+@dataclass(frozen=True)
+class ShapeProfile:
+    """Every context and type is a cell; baselines, policies, and the rest of a layer take turns in it."""
+
+    shape: Shape
+    contexts: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    threads: tuple[int, ...]
+    rounds: int
+    part: Callable[[int], Measured]  # what is measured, by context
+    name: str = "profile"
+    device: Device = field(default_factory=Cpu)
+
+    def __post_init__(self) -> None:
+        for dtype in self.dtypes:
+            for context in self.contexts:
+                check_room(self.shape, context, dtype, self.part(context), self.device)
+
+    def cells(self) -> list[Facts]:
+        import transformers
+
+        shared = {
+            "what": "shape",
+            "model": self.shape.name,
+            "label": f"one layer of {self.shape.name}'s dimensions, random weights",
+            "layers": self.shape.layers,
+            "full_layers": self.shape.full_layers,
+            "device": self.device.facts()["device"],
+            "unattached": "sdpa",
+            "transformers": transformers.__version__,
+            "variants": [v.to_json() for v in self.variants],
+            "tier": cpu.tier() if cpu.tiers() else None,
+            "rounds": self.rounds,
+        }
+        return [
+            {"context": n, "dtype": dtype, "threads": t, "part": vars(self.part(n)), **shared}
+            for n in sorted(self.contexts)
+            for t in self.threads
+            for dtype in self.dtypes
+        ]
+
+    def label(self, cell: Facts) -> str:
+        return f"{self.shape.name} {inputs.size(cell['context'])} {cell['dtype']}, {inputs.threads(cell['threads'])}"
+
+    def guess(self, cell: Facts) -> float:
+        part = Measured(**cell["part"])
+        speed = 80e9 * cell["threads"]
+        head = 2 * cell["context"] ** 2 * self.shape.head_dim / speed
+        sparse = (len(self.variants) - 1) * part.q_heads * min(1.0, 12e3 / cell["context"])
+        rest = 2 * self.shape.weights / self.shape.layers * part.rows / speed
+        alone = 1 + len(self.variants) if part.whole(self.shape, cell["context"]) else 1
+        return float(self.rounds * (head * (2 * part.dense_heads + sparse) + rest * alone))
+
+    def measure(self, cell: Facts) -> Facts:
+        torch.set_num_threads(cell["threads"])
+        part, context = Measured(**cell["part"]), cell["context"]
+        run = _whole_layer if part.whole(self.shape, context) else _parts_of_a_layer
+        return run(self, part, context, cell["dtype"])
+
+    def table(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> Table:
+        return report.walls(machine, measured)
+
+    def figures(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> dict[str, Figure]:
+        return figures.both(self.name, machine, measured)
+
+
+def _other_layer(bench: ShapeProfile, rows: int, dtype: str) -> list[Prefill]:
+    if bench.shape.full_layers == bench.shape.layers:
+        return []
+    model = layer.linear(bench.shape, rows, dtype, bench.device.place)
+    call = layer.prefill(model, layer.embeddings(model, rows))
+    return [Prefill.named(LINEAR, unattached(model, call, clock(bench.device)))]
+
+
+def _whole_layer(bench: ShapeProfile, part: Measured, context: int, dtype: str) -> Facts:
+    model = layer.whole(bench.shape, context, dtype, bench.device.place)
+    return _measure(bench, part, context, dict.fromkeys(_names(bench), model), _other_layer(bench, context, dtype))
+
+
+def _parts_of_a_layer(bench: ShapeProfile, part: Measured, context: int, dtype: str) -> Facts:
+    place = bench.device.place
+    model = layer.whole(bench.shape, part.rows, dtype, place)
+    call = layer.prefill(model, layer.embeddings(model, part.rows))
+    others = [Prefill.named(REST, unattached(model, call, clock(bench.device)))]
+    others += _other_layer(bench, part.rows, dtype)
+    grouped = layer.attention_only(bench.shape, part.q_heads, part.kv_heads, context, dtype, place)
+    models = dict.fromkeys(_names(bench), grouped)
+    if part.dense_heads != part.q_heads:
+        alone = layer.attention_only(bench.shape, part.dense_heads, 1, context, dtype, place)
+        models |= dict.fromkeys((UNATTACHED, DENSE), alone)
+    return _measure(bench, part, context, models, others)
+
+
+def _names(bench: ShapeProfile) -> list[str]:
+    return [UNATTACHED, *(v.name for v in bench.variants)]
+
+
+def _measure(bench: ShapeProfile, part: Measured, context: int, models: dict[str, Any], others: list[Prefill]) -> Facts:
+    at = clock(bench.device)
+    calls = {id(m): layer.prefill(m, layer.embeddings(m, context)) for m in models.values()}
+    told: dict[str, Handle] = {}
+    contenders = [Prefill.named(UNATTACHED, unattached(models[UNATTACHED], calls[id(models[UNATTACHED])], at))]
+    for v in bench.variants:
+        model = models[v.name]
+        contenders.append(Prefill.named(v.name, attached(model, calls[id(model)], at, v, told)))
+    samples = take_turns([*contenders, *others], bench.rounds, bench.device)
+    factors = {name: factors_of(bench.shape, part, context, name) for name in models}
+    return {
+        "rounds": samples.rounds,
+        "laps": multiply(samples.laps, factors),
+        "as_measured": samples.laps,
+        "factors": {name: vars(found) for name, found in factors.items()},
+        "kept": kept(told),
+        "extra_mib": mebibytes(samples),
+        "measured": describe(bench.shape, part, context),
+    }
+
+
+def factors_of(shape: Shape, part: Measured, context: int, name: str) -> Factors:
+    dense = name in (UNATTACHED, DENSE)
+    query = shape.q_heads / (part.dense_heads if dense else part.q_heads)
+    key = shape.kv_heads / (part.kv_heads if not dense or part.dense_heads == part.q_heads else 1)
+    return Factors(query, key, context / part.rows, shape.full_layers, shape.layers - shape.full_layers)
+
+
+def multiply(laps: dict[str, list[Lap]], factors: dict[str, Factors]) -> dict[str, list[Lap]]:
+    """Laps of the whole model, round by round: what a contender did in attention, with the rest of that round."""
+    found: dict[str, list[Lap]] = {}
+    for name, by in factors.items():
+        rests = [lap["rest"] for lap in laps.get(REST, laps[name])]
+        linears = [lap["rest"] for lap in laps[LINEAR]] if LINEAR in laps else [0.0] * len(rests)
+        found[name] = [by.scaled(*given) for given in zip(laps[name], rests, linears, strict=True)]
+    return found
+
+
+def describe(shape: Shape, part: Measured, context: int) -> list[str]:
+    """Exactly what was measured and what was multiplied, in sentences."""
+    said = []
+    if part.whole(shape, context):
+        said.append("Measured: one whole layer, all heads and all rows, in one piece.")
+    else:
+        heads = f"{part.q_heads} of {shape.q_heads} query heads on {part.kv_heads} of {shape.kv_heads} key heads"
+        times = f"times {shape.q_heads / part.q_heads:g}"
+        if part.q_heads / part.kv_heads != shape.q_heads / shape.kv_heads:
+            times += f" (summaries of keys times {shape.kv_heads / part.kv_heads:g})"
+        who = "attention and selection" if part.dense_heads == part.q_heads else "attention and selection of policies"
+        said.append(f"Measured: {who}, on {heads} at the full context; {times}.")
+        if part.dense_heads != part.q_heads:
+            times = f"times {shape.q_heads / part.dense_heads:g}"
+            said.append(
+                f"Measured: attention of SDPA and of our dense kernel, on {part.dense_heads} of {shape.q_heads} "
+                f"query heads on one key head at the full context; {times}."
+            )
+        said.append(
+            f"Measured: everything outside attention, of one layer of true width, on {part.rows:,} rows; times "
+            "context / rows. It is the same for all, so a wall over its bound shows only what our function does around "
+            "selection and attention."
+        )
+    others = shape.layers - shape.full_layers
+    if others:
+        said.append(
+            f"Then times the layers: {shape.full_layers} of full attention, and {others} linear ones, of which one "
+            f"was measured on {part.rows:,} rows."
+        )
+    else:
+        said.append(f"Then times {shape.layers} layers.")
+    if shape.mixed and part.rows < context:
+        said.append(
+            "With fewer rows each expert sees fewer of them, so the rest of a layer of experts is an upper bound."
+        )
+    return [*said, "Left out: embedding, and the product with the vocabulary."]

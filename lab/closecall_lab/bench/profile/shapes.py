@@ -1,0 +1,121 @@
+"""Shapes of models by name, and what one layer of each needs in memory.
+
+Heads and layers are the panel's, widths those of `closecall.models.shapes`; only what neither has is here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from closecall.models import catalogue as panel
+from closecall.models.shapes import SHAPES, Shape
+from closecall.models.shapes import shape as gpu_shape
+from closecall.registry import unknown
+
+from ..validate.device import Device
+
+ALIASES = {"llama-3-8b": "llama-3.1-8b", "qwen3.6-35b-a3b": "qwen3.6-35b"}  # Llama 3 and 3.1 have the same dimensions
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def shape(name: str) -> Shape:
+    """By any name that `closecall gpu-model` takes, or an alias."""
+    try:
+        return gpu_shape(ALIASES.get(name.lower(), name))
+    except ValueError:
+        raise unknown("shape", name, {*SHAPES, *ALIASES}) from None
+
+
+def entry(found: Shape) -> panel.Entry:
+    return panel.get(found.name)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How much of a layer is measured: the rest is multiplied.
+
+    Policies run on `q_heads` query heads over `kv_heads` key heads, dense baselines on `dense_heads` query heads over
+    one key head (all heads where the whole layer is measured), everything outside attention on `rows` rows; no rows
+    means that attention alone is measured.
+    """
+
+    q_heads: int
+    kv_heads: int
+    dense_heads: int
+    rows: int
+
+    def whole(self, found: Shape, context: int) -> bool:
+        return self.kv_heads == found.kv_heads and self.q_heads == found.q_heads and self.rows >= context
+
+
+def measured(
+    found: Shape,
+    *,
+    groups: int | None,
+    query_heads: int | None,
+    dense_heads: int | None,
+    rows: int | None,
+    context: int,
+) -> Measured:
+    """From the options; `groups` None is all of them, `rows` None the whole context, the others None a whole group."""
+    group = found.q_heads // found.kv_heads
+    kv_heads = found.kv_heads if groups is None else groups
+    if kv_heads > found.kv_heads:
+        raise ValueError(f"--head-groups {kv_heads}: {found.name} has {found.kv_heads} key heads; use at most that")
+    if query_heads is not None and kv_heads != 1:
+        raise ValueError("--query-heads measures a part of one group: use it with --head-groups 1")
+    for option, heads in (("--query-heads", query_heads), ("--dense-heads", dense_heads)):
+        if heads is not None and heads > group:
+            raise ValueError(
+                f"{option} {heads}: {group} query heads of {found.name} share a key head; use at most that"
+            )
+    q_heads = kv_heads * group if query_heads is None else query_heads
+    whole = kv_heads == found.kv_heads and query_heads is None and (rows is None or rows >= context)
+    if whole and dense_heads is not None:
+        raise ValueError("--dense-heads measures a part of a layer: leave it out where the whole layer is measured")
+    if dense_heads is None:
+        dense_heads = q_heads
+    return Measured(q_heads, kv_heads, dense_heads, min(rows or context, context))
+
+
+def layer_weights(found: Shape) -> int:
+    """Numbers in one layer of full attention, experts included."""
+    attention = found.hidden * found.head_dim * (2 * found.q_heads + 2 * found.kv_heads)
+    if not found.mixed:
+        return attention + 3 * found.hidden * found.intermediate
+    from .layer import mixed_widths
+
+    experts, width, _ = mixed_widths(found)
+    return attention + found.hidden * found.head_dim * found.q_heads + experts * 3 * found.hidden * width
+
+
+def bytes_needed(found: Shape, context: int, dtype: str, part: Measured) -> int:
+    """About what measuring a layer allocates at its peak: weights, and the largest tensors that live together."""
+    size = BYTES[dtype]
+    if found.mixed:
+        from .layer import mixed_widths
+
+        _, width, active = mixed_widths(found)
+        wide = 4 * active * (width + found.hidden) + 8 * found.hidden
+    else:
+        wide = 3 * found.intermediate
+    rest = part.rows * (wide + 4 * found.hidden + 2 * found.q_heads * found.head_dim) * size
+    # Queries before and after rotation, the output twice, keys and values with the cache's copies of them.
+    heads = context * found.head_dim * (4 * part.q_heads + 6 * part.kv_heads) * size
+    layers = 0 if not part.rows else 2 if found.full_layers < found.layers else 1
+    activations = rest + heads if part.whole(found, context) else max(rest, heads)
+    return layers * layer_weights(found) * size + activations
+
+
+def check_room(found: Shape, context: int, dtype: str, part: Measured, device: Device) -> None:
+    """Refuses before anything is allocated."""
+    refuse(f"{found.name} at {context} tokens in {dtype}", bytes_needed(found, context, dtype, part), device)
+
+
+def refuse(what: str, needed: int, device: Device) -> None:
+    there = device.free_bytes()
+    if there is not None and needed > there:
+        raise ValueError(
+            f"{what} needs about {needed:,} bytes of memory and {there:,} are there: use a shorter context, bf16, or "
+            "measure less of a layer with --head-groups, --query-heads and --rows"
+        )

@@ -1,0 +1,42 @@
+"""Which policies are profiled, under the names that the evaluation store knows them by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from closecall.policy import Policy
+
+from ...eval.panel import Spec, split
+from ...eval.summary import label
+
+UNATTACHED = "unattached"
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A policy at a budget; budget 0 for one without."""
+
+    spec: str
+    budget: int
+    policy: Policy
+
+    @property
+    def name(self) -> str:
+        return label((self.spec, self.budget))
+
+    def to_json(self) -> list[str | int]:
+        return [self.spec, self.budget, self.policy.to_json()]
+
+
+def read(policies: str, budgets: tuple[int, ...], *, dense: bool = True) -> tuple[Variant, ...]:
+    """From a comma-separated list like `topk,router:q=0.3`. Our own dense kernel comes first: it is a baseline."""
+    specs = [Spec.parse(text) for text in split(policies)]
+    if not specs:
+        raise ValueError(f"--policies names nothing: {policies!r}")
+    for spec in specs:
+        if spec.control == "matched":
+            raise ValueError(f"{spec} keeps what its router kept on the same example: profile its router instead")
+    listed = [Spec(DENSE), *(s for s in specs if s.preset != DENSE)] if dense else specs
+    found = [Variant(str(s), b, s.policy(b or 1)) for s in listed for b in (budgets if s.has_budget else (0,))]
+    return tuple(dict.fromkeys(found))

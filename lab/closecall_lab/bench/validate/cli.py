@@ -1,0 +1,113 @@
+"""The options of `closecall validate`, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ...spine.options import count, counts, each, one_of
+from ..cli import TYPES
+
+Commands = Any  # argparse's sub-parser collection, whose type is private
+
+# On a GPU the attention layers of Qwen2.5-7B, the paper's model of the speed table; on a CPU what it can do in minutes.
+CUDA: dict[str, Any] = {
+    "contexts": "8k,16k,32k,64k,128k",
+    "dtype": "bf16",
+    "heads": "28",
+    "kv_heads": "4",
+    "dim": "128",
+    "intermediate": "18944",
+    "budget": "33",
+    "seconds": 20.0,
+}
+CPU = CUDA | {"contexts": "8k,16k,32k", "dtype": "fp32", "heads": "4", "kv_heads": "1", "intermediate": "2048"}
+QUICK: dict[str, dict[str, Any]] = {
+    "cuda": {"contexts": "8k,32k", "seconds": 3.0},
+    "cpu": {"contexts": "2k,4k", "dim": "64", "intermediate": "1024", "budget": "8", "seconds": 1.0},
+}
+
+
+def add_validate(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "validate",
+        help="is it right and fast on this device? checks against the reference, then timings",
+        description="Checks a backend against the reference and float64 on a fixed list of cases, then times dense\n"
+        "SDPA, our kernels and FlexAttention in turn. Leaves one JSON and one Markdown file with the paper's columns.\n"
+        "What is done is kept: the same command goes on where it was stopped, and tries again what failed.\n"
+        "Ends with code 1 if anything is wrong.",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 (cuda where there is one)")
+    parser.add_argument(
+        "--backend", metavar="NAME", default="auto", help="what to validate (auto: triton on cuda, else the CPU's best)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="shorter contexts, fewer rounds, no FlexAttention on a CPU"
+    )
+    parser.add_argument("--case", metavar="PATTERN", action="append", default=[], help="only cases like 'decode*'")
+    parser.add_argument("--list", action="store_true", help="name the cases and exit")
+    parser.add_argument("--no-timing", action="store_true", help="check only")
+
+    def default(key: str) -> str:
+        quick = "; ".join(f"with --quick {QUICK[d][key]} ({d})" for d in QUICK if key in QUICK[d])
+        both = CUDA[key] if CUDA[key] == CPU[key] else f"{CUDA[key]} on cuda, {CPU[key]} on a CPU"
+        return f"{both}{'; ' if quick else ''}{quick}"
+
+    parser.add_argument("--contexts", "--context", metavar="N,...", help=f"to time ({default('contexts')})")
+    parser.add_argument("--dtype", metavar="TYPE", help=f"to time: fp32, bf16 or fp16 ({default('dtype')})")
+    parser.add_argument("--heads", metavar="H", help=f"query heads ({default('heads')})")
+    parser.add_argument("--kv-heads", metavar="H", help=f"key heads ({default('kv_heads')})")
+    parser.add_argument("--dim", metavar="D", help=f"head dim ({default('dim')})")
+    parser.add_argument("--intermediate", metavar="N", help=f"width of the layer's MLP ({default('intermediate')})")
+    parser.add_argument("--budget", metavar="K", help=f"in blocks; tiles keep twice that ({default('budget')})")
+    parser.add_argument(
+        "--contenders",
+        metavar="NAME,...",
+        help="beside SDPA: of dense, topk, quest, router, router-on-quest, flex (all)",
+    )
+    parser.add_argument("--seconds", metavar="S", type=float, help=f"for a context ({default('seconds')})")
+    parser.add_argument("--repeats", metavar="N", default="15", help="most rounds; at least 3 run (%(default)s)")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out/validate"), help="(%(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="do again what is there already")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from . import cases, device, runner
+
+    if args.list:
+        print("\n".join(case.name for case in cases.CASES))
+        return
+    chosen = cases.matching(args.case)
+    on = device.pick(args.device)
+    settings = None if args.no_timing else _settings(args, on.place.type)
+    if not runner.run(on, args.backend, chosen, settings, args.out, fresh=args.fresh):
+        raise SystemExit(1)
+
+
+def _settings(args: argparse.Namespace, place: str) -> Any:
+    from . import speed
+
+    defaults = (CPU if place == "cpu" else CUDA) | (QUICK["cpu" if place == "cpu" else "cuda"] if args.quick else {})
+    given = {key: value if (value := getattr(args, key)) is not None else defaults[key] for key in CUDA}
+    numbers = {
+        key: count(f"--{key.replace('_', '-')}")(given[key])
+        for key in ("heads", "kv_heads", "dim", "intermediate", "budget")
+    }
+    if numbers["heads"] % numbers["kv_heads"]:
+        raise ValueError(f"--heads {numbers['heads']} is not a multiple of --kv-heads {numbers['kv_heads']}")
+    if not given["seconds"] > 0:
+        raise ValueError(f"--seconds must be above 0, got {given['seconds']}")
+    without_flex = tuple(name for name in speed.CONTENDERS if name != speed.FLEX)
+    contenders = without_flex if args.quick and place == "cpu" else speed.CONTENDERS
+    if args.contenders is not None:
+        contenders = each("--contenders", args.contenders, one_of("--contenders", speed.CONTENDERS))
+    return speed.Speed(
+        contexts=counts("--contexts", given["contexts"]),
+        dtype=one_of("--dtype", TYPES)(given["dtype"]),
+        contenders=contenders,
+        repeats=count("--repeats")(args.repeats),
+        seconds=given["seconds"],
+        **numbers,
+    )

@@ -1,0 +1,133 @@
+"""The tables of a validation: what was checked, and what was timed in the paper's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...spine import inputs
+from ...spine.results import Facts
+from ...spine.table import Column, Table
+from . import speed
+
+Measured = Sequence[tuple[Facts, Facts]]
+NAMES = {
+    speed.SDPA: "dense (SDPA)",
+    "dense": "dense (ours)",
+    speed.FLEX: f"FlexAttention ({speed.FLEX_POLICY}'s blocks)",
+}
+# What the paper reports for Qwen2.5-7B-1M on an A100: attention's share of dense prefill, router's wall against dense.
+PAPER = (
+    "The paper, Qwen2.5-7B-1M on an A100 at 32K, 64K, 128K: share of dense 31%, 45%, 63%; vs dense 1.09x, 0.87x, 0.62x."
+)
+
+
+def verdict(result: Facts) -> str:
+    if result.get("problem"):
+        return "FAIL"
+    return "skipped" if result.get("skipped") else "pass"
+
+
+def _used(row: Facts, *path: str) -> float | None:
+    """How much of its bound the worst element used."""
+    at: Any = row
+    for key in path:
+        at = at.get(key) or {}
+    used: float | None = at.get("used")
+    return used
+
+
+def _worst(row: Facts, what: str) -> float | None:
+    found = [u for name in ("attend", "attention") if (u := _used(row, name, what)) is not None]
+    return max(found, default=None)
+
+
+def _selection(row: Facts) -> str | None:
+    facts = row.get("selection")
+    if not facts:
+        return None
+    if facts["exact"]:
+        return "identical"
+    return (
+        "same blocks" if not facts["other_tiles"] else f"{facts['other_tiles']} of {facts['tiles']} tiles by rounding"
+    )
+
+
+CHECKED = (
+    Column("case", lambda r: r["case"], left=True),
+    Column("verdict", verdict, left=True),
+    Column("selection", _selection, left=True),
+    Column("margin", lambda r: _used(r, "selection", "margin"), ".3f"),
+    Column("output", lambda r: _worst(r, "out"), ".3f"),
+    Column("LSE", lambda r: _worst(r, "lse"), ".3f"),
+    Column("what", lambda r: r.get("problem") or r.get("skipped"), left=True),
+)
+
+TIMED = (
+    Column("context", lambda r: inputs.size(r["context"])),
+    Column("policy", lambda r: NAMES.get(r["name"], r["name"]), left=True),
+    Column("attention ms", lambda r: inputs.three_digits(r["ms"])),
+    Column("of it selection", lambda r: r["select_share"], ".1%"),
+    Column("attention vs dense", lambda r: r["over_sdpa"], ".2f"),
+    Column("vs our dense", lambda r: r["over_our_dense"], ".2f"),
+    Column("share", lambda r: r["share"], ".0%"),
+    Column("wall vs dense", lambda r: r["wall"], ".2f"),
+    Column("kept", lambda r: r.get("kept"), ".1%"),
+    Column("effective budget", lambda r: r.get("effective_budget"), ".1f"),
+    Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
+)
+
+
+def environment(machine: Facts) -> list[str]:
+    """The machine, a fact a line."""
+    return [f"{name.replace('_', ' ')}: {value}" for name, value in machine.items() if value is not None]
+
+
+def checks(measured: Measured, backend: str) -> Table:
+    rows = [{"case": cell["case"]} | result for cell, result in measured]
+    verdicts = [verdict(result) for _, result in measured]
+    counted = ", ".join(f"{verdicts.count(v)} {v}" for v in ("pass", "FAIL", "skipped") if v in verdicts)
+    notes = [
+        "margin, output, LSE: how much of its bound the worst element used; above 1 is wrong. The bounds follow from "
+        "float64, the data and the number of operations.",
+        "identical: equal to the reference block for block, margin for margin. same blocks: as the reference keeps. "
+        "by rounding: other blocks, whose scores differ by less than rounding can make of them.",
+    ]
+    return Table(f"Correctness of backend {backend}: {counted}", CHECKED, rows, notes)
+
+
+def times(machine: Facts, measured: Measured, settings: speed.Speed, backend: str) -> Table:
+    rows = [cell | row for cell, result in measured for row in result.get("rows", [])]
+    rounds = min((result["rounds"] for _, result in measured if "rounds" in result), default=0)
+    forms = sorted({result["sdpa_form"] for _, result in measured if "sdpa_form" in result})
+    no_flex = sorted({result["flex_problem"] for _, result in measured if "flex_problem" in result})
+    failed = [f"{inputs.size(cell['context'])}: {result['problem']}" for cell, result in measured if result["problem"]]
+    clock = "by events on the device's stream" if machine.get("capability") else "by the monotonic clock"
+    rest = ", ".join(
+        f"{inputs.size(cell['context'])} {inputs.three_digits(result['rest_ms'])} ms"
+        for cell, result in measured
+        if "rest_ms" in result
+    )
+    notes = [
+        *map(str, settings.policies),
+        "Below 1 is faster than dense. vs dense: against torch SDPA; vs our dense: against our own kernel run dense.",
+        "share: attention's part of one decoder layer; wall vs dense: the layer's time against the layer with SDPA.",
+        f"The rest of the layer (projections and a gated MLP, hidden size {settings.heads * settings.dim}, "
+        f"intermediate {settings.intermediate}) took {rest or 'nothing'}.",
+        f"Medians of at least {rounds} interleaved rounds {clock}; standard normal q, k, v, one sequence.",
+        *([f"SDPA in the form that is fastest here: {' or '.join(forms)}."] if forms else []),
+        *(f"No FlexAttention: {problem}" for problem in no_flex),
+        *(f"Failed at {problem}" for problem in failed),
+        PAPER,
+    ]
+    title = (
+        f"Attention of {machine['device']}, backend {backend}: {settings.dtype}, D = {settings.dim}, "
+        f"{settings.heads} query heads on {settings.kv_heads}"
+    )
+    return Table(title, TIMED, rows, notes)
+
+
+def page(machine: Facts, tables: Sequence[Table]) -> str:
+    """One Markdown page of all."""
+    facts = "\n".join(f"- {line}" for line in environment(machine))
+    return "\n".join([f"# closecall validate\n\n{facts}\n", *(f"#{t.markdown()}" for t in tables)])

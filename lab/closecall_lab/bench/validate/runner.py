@@ -1,0 +1,187 @@
+"""Runs a validation: every check, then every timing, storing each; then the report."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import closecall
+from closecall import backends, info
+
+from ...spine.interrupt import interruptible
+from ...spine.results import Facts, Store
+from . import report, speed
+from .cases import POLICIES, Case
+from .check import WrongAnswerError, check
+from .device import Device, first_line
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to do once. Its cell names all that its result depends on, beside the machine."""
+
+    cell: Facts
+    label: str
+    run: Callable[[], Facts]
+
+
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def fingerprint() -> str:
+    """Of the package's own sources, so that results of different code are told apart."""
+    root = Path(str(closecall.__file__)).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _triton() -> str | None:
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return next((found[name] for name in ("triton", "pytorch-triton-rocm") if name in found), None)
+
+
+def machine(device: Device) -> Facts:
+    """What a result depends on."""
+    return device.facts() | info.machine() | {"triton": _triton(), "sources": fingerprint()}
+
+
+def resolve(backend: str, device: Device) -> str:
+    """The backend to validate: on a GPU, `auto` means the kernels written for it, not what one falls back to."""
+    probe = torch.empty(1, 1, 1, 64, device=device.place)
+    if backend == "auto":
+        backend = backends.explain(probe).name if not device.is_gpu else "triton"
+    backends.choose(backend, probe)
+    return backend
+
+
+def refuse_what_does_not_fit(cells: Sequence[Facts], device: Device, backend: str) -> None:
+    """Before anything is allocated."""
+    there = device.free_bytes()
+    for cell in cells:
+        needed = speed.bytes_needed(cell, backend)
+        if there is not None and needed > there:
+            raise ValueError(
+                f"--contexts {cell['context']} needs up to {needed:,} bytes ({needed / GIB:.1f} GiB) on "
+                f"{device.place}, and {there:,} ({there / GIB:.1f} GiB) are free: leave it out, or take fewer --heads"
+            )
+
+
+def _check_job(case: Case, device: Device, backend: str) -> Job:
+    def run() -> Facts:
+        needed, there = case.bytes_needed(), device.free_bytes()
+        if there is not None and needed > there:
+            return {"skipped": f"needs {needed / GIB:.1f} GiB, {there / GIB:.1f} GiB are free"}
+        return check(case, device, backend)
+
+    return Job({"kind": "check", "case": case.name, "backend": backend}, case.name, run)
+
+
+def _capture_job(preset: str, device: Device, backend: str) -> Job:
+    def run() -> Facts:
+        case = Case("", preset)
+        q, k, v = case.tensors(device.place)
+        p = case.policy()
+        problem = device.capture_problem(
+            lambda: closecall.attention(q, k, v, p, backend=backend), q, torch.randn_like(q)
+        )
+        return {"problem": problem}
+
+    name = f"no host synchronisation, graph capture: {preset}"
+    return Job({"kind": "check", "case": name, "backend": backend}, name, run)
+
+
+def check_jobs(cases: Sequence[Case], device: Device, backend: str) -> list[Job]:
+    found = [_check_job(case, device, backend) for case in cases]
+    if device.is_gpu and backend not in ("flex", "reference"):  # those two do wait for the host
+        found += [_capture_job(preset, device, backend) for preset in POLICIES]
+    return found
+
+
+def speed_jobs(settings: speed.Speed | None, device: Device, backend: str) -> list[Job]:
+    if settings is None:
+        return []
+
+    def job(cell: Facts) -> Job:
+        return Job(
+            {"kind": "timing", "backend": backend} | cell,
+            speed.label(cell),
+            lambda: speed.measure(cell, settings, device, backend),
+        )
+
+    return [job(cell) for cell in settings.cells()]
+
+
+def _attempt(job: Job, device: Device) -> tuple[Facts, bool]:
+    """The result, and whether the device is still there. Whatever goes wrong is a result too: the rest must run."""
+    try:
+        return {"problem": None} | job.run(), True
+    except WrongAnswerError as error:
+        return {"problem": str(error)}, True
+    except Exception as error:
+        return {"problem": first_line(error)}, not device.is_lost()
+
+
+def _run_all(jobs: Sequence[Job], store: Store, here: Facts, device: Device) -> bool:
+    """Whether all were tried. What failed before comes last, so that one crash does not hide the others for good."""
+    known = {job.label: store.find(here, job.cell) for job in jobs}
+    failed = [job for job in jobs if (result := known[job.label]) is not None and result["problem"]]
+    todo = [job for job in jobs if known[job.label] is None] + failed
+    if len(todo) < len(jobs):
+        _log(f"{len(jobs) - len(todo)} of {len(jobs)} are in {store.path} already (--fresh does them again)")
+    for number, job in enumerate(todo, 1):
+        result, alive = _attempt(job, device)
+        store.records = [r for r in store.records if (r["machine"], r["cell"]) != (here, job.cell)]
+        store.add(here, job.cell, result)
+        said = result["problem"] or result.get("skipped") or ""
+        _log(f"[{number}/{len(todo)}] {job.label}: {report.verdict(result)}{': ' if said else ''}{said}")
+        if not alive:
+            _log("the device does not answer after that: the same command goes on with the rest")
+            return False
+    return True
+
+
+def run(
+    device: Device,
+    backend: str,
+    cases: Sequence[Case],
+    settings: speed.Speed | None,
+    out: Path,
+    *,
+    fresh: bool = False,
+) -> bool:
+    """Checks and times what is not there yet, prints the report and leaves `validate.json` and `validate.md` in `out`.
+    Whether everything was tried and right."""
+    backend = resolve(backend, device)
+    if settings is not None:
+        settings.check()
+    here = machine(device)
+    print("\n".join(report.environment(here | {"backend": backend})), flush=True)
+    store = Store(out / "validate.json", fresh=fresh)
+    checks, timings = check_jobs(cases, device, backend), speed_jobs(settings, device, backend)
+    refuse_what_does_not_fit([j.cell for j in timings if store.find(here, j.cell) is None], device, backend)
+    with (
+        torch.no_grad(),
+        interruptible(f"closecall: interrupted; what is done is in {store.path}: the same command goes on from there"),
+    ):
+        complete = _run_all([*checks, *timings], store, here, device)
+    done = [[(j.cell, r) for j in jobs if (r := store.find(here, j.cell)) is not None] for jobs in (checks, timings)]
+    tables = [report.checks(done[0], backend)] if done[0] else []
+    if settings is not None and done[1]:
+        tables.append(report.times(here, done[1], settings, backend))
+    page = out / "validate.md"
+    page.write_text(report.page(here | {"backend": backend}, tables))
+    _log(f"written: {store.path} {page}")
+    for table in tables:
+        print(f"\n{table.text()}")
+    return complete and not any(result["problem"] for part in done for _, result in part)

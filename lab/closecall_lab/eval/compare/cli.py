@@ -1,0 +1,241 @@
+"""`closecall compare` and `closecall compare capture`: their options, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ...spine.options import count, counts, each
+
+Commands = Any  # argparse's sub-parser collection, whose type is private
+
+ABOUT = """\
+Runs policies on the same examples and holds them against each other only where they kept the same number of
+blocks, as measured, to half a percent on every example. It prints who answers more (wins, losses, tests that
+take whole contexts as one), what choosing costs in time and in stored vectors, and, with --captured, what is
+kept of captured layers: softmax mass, error of the output, gold blocks.
+
+Answers are kept in the evaluation's store, as `closecall eval` writes it; stop it as you like, the same command
+goes on from there. Examples with even numbers are the part to choose by, odd ones the part to look at once, at
+the end: --split final. Policies are written as for `closecall eval`; file:PATH is a saved one. Each router also
+gets a rival that spends, on each example, as much as it did: uniform top-k, its /matched control.
+"""
+EXAMPLES = """\
+examples:
+  closecall compare --model probe --tasks probe-needle --contexts 4k --budgets 4 --n 50 \\
+      --policies quest,topk,router-on-quest --out out/compare
+  closecall compare capture --model smollm2 --tasks niah-single:haystack=prose --contexts 4k --n 4 --out out/capture
+  closecall compare --captured out/capture --policies quest,topk --budgets 8 --split choose
+"""
+CAPTURE = """\
+Writes the queries, keys and values of every full-attention layer of each prompt to a directory, one file for
+each layer and prompt, as the model computes them densely: what `closecall compare --captured` judges policies on.
+It says how much it would write and refuses before it begins if that is too much. Stop it as you like: the
+same command goes on with the first prompt that is not finished.
+"""
+TIMED = (8, 2, 64)  # query heads, key heads and head size of the tensors to time on where none are captured
+
+
+def add_compare(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="which selector wins at equal measured budget, and what it costs",
+        description=ABOUT,
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--model", "--models", dest="models", metavar="NAME,...", default="", help="as for eval")
+    parser.add_argument("--tasks", "--task", metavar="NAME,...", default="", help="as for eval")
+    parser.add_argument("--contexts", "--context", metavar="N,...", default="4k", help="k for 1024 (%(default)s)")
+    parser.add_argument(
+        "--policies", metavar="NAME,...", default="quest,topk,router-on-quest", help="who enters (%(default)s)"
+    )
+    parser.add_argument("--against", metavar="NAME,...", default="quest", help="whom all others meet (%(default)s)")
+    parser.add_argument("--budgets", "--budget", metavar="K,...", default="33", help="as for eval (%(default)s)")
+    parser.add_argument("--n", metavar="N", default="50", help="examples of each task and context (%(default)s)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the examples (%(default)s)")
+    parser.add_argument("--split", metavar="PART", default="choose", help="choose or final (%(default)s)")
+    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
+    parser.add_argument(
+        "--store", metavar="FILE", type=Path, default=Path("out/eval.db"), help="where answers live (%(default)s)"
+    )
+    parser.add_argument("--jobs", metavar="N", default="1", help="workers, each with a model of its own (%(default)s)")
+    parser.add_argument("--captured", metavar="DIR", type=Path, help="judge policies on these captured layers too")
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=5.0, help="to time selection at each budget; 0: not (%(default)s)"
+    )
+    parser.add_argument("--by-layer", action="store_true", help="also print captured layers one by one")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="also write compare.md, compare.json, compare.png")
+    parser.set_defaults(run=run)
+    _add_capture(parser.add_subparsers(title="before comparing", metavar="COMMAND"))
+
+
+def _add_capture(commands: Commands) -> None:
+    parser = commands.add_parser("capture", help="write prompts' queries, keys and values", description=CAPTURE)
+    parser.add_argument("--model", metavar="NAME", default="", help="as for eval")
+    parser.add_argument("--tasks", "--task", metavar="NAME,...", default="", help="as for eval")
+    parser.add_argument("--contexts", "--context", metavar="N,...", default="4k", help="k for 1024 (%(default)s)")
+    parser.add_argument(
+        "--n", metavar="N", default="2", help="examples of each task and context, both parts (%(default)s)"
+    )
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the examples (%(default)s)")
+    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
+    parser.add_argument("--layers", metavar="I,...", help="only these full-attention layers (all)")
+    parser.add_argument("--save-as", metavar="TYPE", help="fp32, bf16 or fp16 (the model's type)")
+    parser.add_argument(
+        "--max-gb", metavar="GB", type=float, default=20.0, help="write no more than this (%(default)s)"
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out/capture"), help="(%(default)s)")
+    parser.set_defaults(run=run_capture)
+
+
+def run_capture(args: argparse.Namespace) -> None:
+    from ..measure import Subject
+    from ..panel import split
+    from ..runner import log
+    from . import capture
+
+    for option, given in (("--model", args.model), ("--tasks", args.tasks)):
+        if not given:
+            raise ValueError(f"{option} is missing: name {'one' if option == '--model' else 'at least one'}")
+    if not args.max_gb > 0:
+        raise ValueError(f"--max-gb must be above 0, got {args.max_gb!r}")
+    wanted = {
+        "task_names": split(args.tasks),
+        "contexts": counts("--contexts", args.contexts),
+        "n": count("--n")(args.n),
+        "seed": args.seed,
+        "layers": None if args.layers is None else each("--layers", args.layers, _index),
+        "save_as": args.save_as,
+        "most_bytes": int(args.max_gb * 2**30),
+    }
+    made = capture.capture(Subject.open(args.model, dtype=args.dtype), args.out, say=log, **wanted)
+    there = len(capture.Capture.open(args.out).prompts())
+    print(f"{made} prompts captured, {there} are in {args.out}")
+
+
+def _index(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError(f"--layers takes layer numbers like 0,5,10, got {text!r}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> None:
+    import closecall
+
+    from ..panel import Spec, split
+    from ..runner import log
+    from ..store import Store
+    from . import report, ring
+    from .capture import Capture
+    from .parts import check_part
+    from .quality import Findings, judge_all
+
+    check_part(args.split)
+    if args.seconds < 0:
+        raise ValueError(f"--seconds must be at least 0, got {args.seconds!r}")
+    asked = bool(args.models or args.tasks)
+    if not asked and args.captured is None:
+        raise ValueError("nothing to do: name --model and --tasks, or --captured")
+    policies, against = ([Spec.parse(text) for text in split(x)] for x in (args.policies, args.against))
+    specs = ring.entrants(policies, against)
+    panel = _panel(args, specs, asked)
+    capture = None if args.captured is None else Capture.open(args.captured)
+    for note in panel.notes if not asked else []:  # else they are said when the panel is run
+        log(f"warning: {note}")
+    settings: dict[str, Any] = {
+        "closecall": closecall.__version__,
+        "split": f"{args.split} ({'even' if args.split == 'choose' else 'odd'} example numbers)",
+        "policies": ", ".join(map(str, policies)),
+        "against": ", ".join(map(str, against)),
+        "budgets": args.budgets,
+    }
+    answers, captured = None, None
+    tables = []
+    if asked:
+        settings |= {"model": args.models, "tasks": args.tasks, "contexts": args.contexts, "n": args.n}
+        settings |= {"seed": args.seed}
+        with Store(args.store) as store:
+            answers = ring.answers(panel, store, against, jobs=count("--jobs")(args.jobs))
+        tables += report.answer_tables(answers, args.split)
+    layers = []
+    if capture is not None:
+        settings |= {"captured": f"{args.captured} of {capture.manifest['model']}"}
+        with Findings(args.captured / "quality.jsonl") as findings:
+            rows = judge_all(capture, panel.variants, part=args.split, findings=findings, say=log)
+        captured = ring.Captured(rows, [str(s) for s in against])
+        tables += report.captured_tables(captured, f"Captured layers of {capture.manifest['model']}, {args.split} part")
+        layers = report.layer_tables(captured)
+    costs = _costs(args, panel, capture)
+    if costs[0]:
+        tables.append(report.cost_table(*costs))
+    for table in [*tables, *(layers if args.by_layer else [])]:
+        print(table.text() + "\n")
+    if args.out is not None:
+        report.write(args.out, settings, [*tables, *layers], report.as_json(settings, answers, captured, costs[0]))
+        drawn = _draw(args.out, answers) if answers is not None else []
+        log(f"written: {', '.join(str(args.out / name) for name in ('compare.md', 'compare.json', *drawn))}")
+
+
+def _draw(directory: Path, answers: Any) -> list[str]:
+    """The answers as a picture; none where matplotlib is not installed or no policy ran everywhere."""
+    from ...report.compose import has_matplotlib
+    from .figure import picture
+
+    if not has_matplotlib() or not answers.tallies:
+        return []
+    picture(answers.tallies, len({g.model for g in answers.groups})).savefig(directory / "compare.png")
+    return ["compare.png"]
+
+
+def _panel(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
+    """The panel that the options describe; without a model, only its policies and budgets are used."""
+    from ..panel import split
+    from .ring import RingPanel
+
+    for option, given in (("--model", args.models), ("--tasks", args.tasks)) if asked else ():
+        if not given:
+            raise ValueError(f"{option} is missing: name at least one")
+    return RingPanel(
+        models=tuple(split(args.models)) or ("none",),
+        tasks=tuple(split(args.tasks)) or ("none",),
+        contexts=counts("--contexts", args.contexts),
+        specs=tuple(specs),
+        budgets=counts("--budgets", args.budgets),
+        n=count("--n")(args.n),
+        seed=args.seed,
+        dtype=args.dtype,
+        part=args.split,
+    )
+
+
+def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any], str]:
+    """Timed on a captured layer where there is one, else on standard normal numbers at the longest context."""
+    import torch
+
+    from ...spine.inputs import qkv, threads
+    from ..runner import log
+    from . import cost
+
+    if not args.seconds:
+        return [], ""
+    with_threads = threads(torch.get_num_threads())
+    if capture is not None:
+        prompt = max(capture.prompts(), key=lambda p: p.tokens)
+        number = prompt.layers[len(prompt.layers) // 2]
+        layer = prompt.load(number)
+        q, k, scale = layer.q, layer.k, layer.scale
+        where = f"layer {number} of a captured prompt of {prompt.tokens} tokens, {with_threads}"
+    else:
+        heads, kv_heads, dim = TIMED
+        tokens = max(panel.contexts)
+        q, k, _ = qkv(heads, kv_heads, tokens, tokens, dim, "fp32")
+        scale = dim**-0.5
+        where = f"{tokens} normal tokens, {heads} query and {kv_heads} key heads of {dim}, fp32, {with_threads}"
+    variants = []
+    for spec, budget in panel.variants:
+        if spec.policy(budget).rule.made_for() is None:
+            variants.append((spec, budget))
+        else:
+            log(f"{spec} is not timed: it has a threshold for each layer of its model; time its router instead")
+    return cost.costs(variants, q, k, scale, seconds=args.seconds), where

@@ -1,0 +1,261 @@
+"""The ring's findings as tables for a terminal and Markdown, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...spine.inputs import three_digits
+from ...spine.table import Column, Table
+from ..matched import TOLERANCE
+from ..summary import Group, Line, where
+from .cost import Cost
+from .ring import LEVEL, Answers, Bout, Captured, Duel, Score, Tally
+
+FAIR = f"A policy that keeps over {TOLERANCE:.1%} more than its rival on some example is shown, and not tested."
+KEEPS = "keeps: blocks, of those its rival keeps, as measured."
+VERDICT = f"better, worse: Holm-corrected p below {LEVEL:g}, by sign flips of whole contexts."
+
+
+def _rows(found: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"it": x} for x in found]
+
+
+def _p(value: float | None) -> str | None:
+    return None if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
+def _signed(value: float | None) -> str | None:
+    return None if value is None else f"{value:+.3f}"
+
+
+def line_table(group: Group, name: str, part: str) -> Table:
+    """Accuracy at the measured budget: a row for each policy."""
+    lines: list[Line] = group.lines()
+    columns = (
+        Column("policy", lambda r: r["it"].policy, left=True),
+        Column("budget", lambda r: r["it"].budget or None),
+        Column("tile budget", lambda r: r["it"].tile_budget),
+        Column("measured", lambda r: r["it"].effective_budget, ".2f"),
+        Column("kept", lambda r: r["it"].kept_fraction, ".0%"),
+        Column("accuracy", lambda r: str(r["it"].accuracy)),
+        Column("score", lambda r: str(r["it"].score)),
+        Column("hit", lambda r: r["it"].hit, ".2f"),
+        Column("union", lambda r: r["it"].hit_union, ".2f"),
+    )
+    some = next(iter(group.rows.values()))
+    title = f"{where(group.task, group.context)} on {name}, the {part} part: "
+    title += f"{len(some)} examples, {len(group.clusters)} questions"
+    notes = [
+        "measured: kept blocks a tile; accuracy: Wilson 95%; score: bootstrap 95% over contexts;",
+        "hit: gold blocks kept, over heads and layers; union: kept by any head of a layer.",
+        *(f"Warning: {w}" for w in group.warnings),
+    ]
+    return Table(title, columns, _rows(lines), notes)
+
+
+_WHO = (
+    Column("policy", lambda r: r["it"].policy, left=True),
+    Column("against", lambda r: r["it"].against, left=True),
+    Column("budget", lambda r: r["it"].budget),
+    Column("keeps", lambda r: r["it"].spent.mean, ".1%"),
+)
+
+
+def duel_table(duels: Sequence[Duel], title: str) -> Table:
+    columns = (
+        *_WHO,
+        Column("difference", lambda r: r["it"].comparison and str(r["it"].comparison.difference)),
+        Column("wins", lambda r: r["it"].comparison and r["it"].comparison.wins),
+        Column("losses", lambda r: r["it"].comparison and r["it"].comparison.losses),
+        Column("p", lambda r: r["it"].comparison and _p(r["it"].comparison.cluster)),
+        Column("Holm", lambda r: r["it"].comparison and _p(r["it"].comparison.cluster_holm)),
+        Column("verdict", lambda r: r["it"].verdict, left=True),
+    )
+    notes = (f"{KEEPS} wins: questions only the policy answers.", FAIR, VERDICT)
+    return Table(title, columns, _rows(duels), notes)
+
+
+def cost_table(costs: Sequence[Cost], what: str) -> Table:
+    columns = (
+        Column("policy", lambda r: r["it"].policy, left=True),
+        Column("budget", lambda r: r["it"].budget),
+        Column("tile budget", lambda r: r["it"].tile_budget),
+        Column("vectors a block", lambda r: r["it"].vectors, "g"),
+        Column("ms", lambda r: three_digits(r["it"].milliseconds)),
+        Column("x quest", lambda r: three_digits(r["it"].ratio)),
+    )
+    notes = (
+        "ms: median time of select alone; x quest: median over rounds of the ratio to quest's top-k in the same round.",
+        "vectors a block: of the key's length, stored by the scorer.",
+    )
+    return Table(f"What choosing costs: {what}", columns, _rows(costs), notes)
+
+
+_SCORE = (
+    Column("policy", lambda r: r["it"].policy, left=True),
+    Column("budget", lambda r: r["it"].budget or None),
+    Column("measured", lambda r: r["it"].effective_budget, ".2f"),
+    Column("mass", lambda r: r["it"].mass, ".4f"),
+    Column("error", lambda r: r["it"].error, ".4f"),
+    Column("hit", lambda r: r["it"].hit, ".3f"),
+    Column("union", lambda r: r["it"].union, ".3f"),
+    Column("gold mass", lambda r: r["it"].gold, ".3f"),
+)
+_QUALITY = (
+    "mass: softmax mass in kept blocks, mean over rows and heads; error: of the output, 2-norm relative to dense;",
+    "hit: (gold block, head) pairs kept by the tile that asks; union: gold blocks kept by any head. Means over layers.",
+    "gold mass: of the mass that the rows that ask put on gold blocks, over all heads and layers, the share kept.",
+)
+
+
+def score_table(scores: Sequence[Score], title: str) -> Table:
+    return Table(title, _SCORE, _rows(scores), _QUALITY)
+
+
+def bout_table(bouts: Sequence[Bout], title: str) -> Table:
+    columns = (
+        *_WHO,
+        Column("error", lambda r: f"{r['it'].error.value:+.4f}" if r["it"].spent.fair else None),
+        Column("wins", lambda r: r["it"].wins if r["it"].spent.fair else None),
+        Column("losses", lambda r: r["it"].losses if r["it"].spent.fair else None),
+        Column("Holm p", lambda r: _p(r["it"].p) if r["it"].spent.fair else None),
+        Column("hit", lambda r: _signed(r["it"].hit) if r["it"].spent.fair else None),
+        Column("Holm p", lambda r: _p(r["it"].p_hit) if r["it"].spent.fair else None),
+        Column("gold mass", lambda r: _signed(r["it"].gold) if r["it"].spent.fair else None),
+        Column("Holm p", lambda r: _p(r["it"].p_gold) if r["it"].spent.fair else None),
+        Column("verdict by error", lambda r: r["it"].verdict, left=True),
+    )
+    notes = (f"{KEEPS} error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)
+    return Table(title, columns, _rows(bouts), notes)
+
+
+_BY_LAYER = (("Mass", "mass", ".4f"), ("Error", "error", ".4f"), ("Hit", "hit", ".3f"), ("Gold mass", "gold", ".3f"))
+_OF_ALL = "of all: the layer's part of the mass on gold blocks over all layers. Where it is small, little can be lost."
+
+
+def layer_tables(captured: Captured) -> list[Table]:
+    """For every budget and measure, layers down and policies across."""
+    by_layer = {layer: captured.scores(layer=layer) for layer in captured.layers}
+    there = {layer: next((s.gold_there for s in scores), None) for layer, scores in by_layer.items()}
+    whole = sum(x for x in there.values() if x)
+    found = []
+    for budget in sorted({s.budget for scores in by_layer.values() for s in scores if s.budget}):
+        names = list(dict.fromkeys(s.policy for s in by_layer[captured.layers[0]] if s.budget == budget))
+        for title, measure, spec in _BY_LAYER:
+            rows: list[dict[str, Any]] = [
+                {"layer": layer} | {s.policy: getattr(s, measure) for s in scores if s.budget == budget}
+                for layer, scores in by_layer.items()
+            ]
+            if all(row[name] is None for row in rows for name in names):
+                continue  # nothing here has gold
+            columns = [Column("layer", lambda r: r["layer"])]
+            if measure == "gold":
+                columns.append(Column("of all", lambda r: (there[r["layer"]] or 0.0) / whole, ".1%"))
+            columns += [Column(name, lambda r, name=name: r[name], spec) for name in names]  # type: ignore[misc]
+            notes = (_OF_ALL,) if measure == "gold" else ()
+            found.append(Table(f"{title} by layer, budget {budget}", columns, rows, notes))
+    return found
+
+
+def captured_tables(captured: Captured, what: str) -> list[Table]:
+    title = f"{what}: {captured.prompts} prompts, {len(captured.layers)} layers"
+    found = [score_table(captured.scores(), title), bout_table(captured.bouts[None], "Between policies, all texts")]
+    for task in captured.tasks if len(captured.tasks) > 1 else ():
+        found.append(score_table(captured.scores(task=task), f"Captured prompts of {task}"))
+        found.append(bout_table(captured.bouts[task], f"Between policies on {task}"))
+    return [table for table in found if table.rows]
+
+
+def tally_table(tallies: Sequence[Tally], title: str) -> Table:
+    """Accuracy over all models: policies down, tasks across."""
+    tasks = list(tallies[0].accuracy)
+    columns = (
+        Column("policy", lambda r: r["it"].policy, left=True),
+        Column("budget", lambda r: r["it"].budget or None),
+        Column("measured", lambda r: r["it"].effective_budget, ".2f"),
+        *(Column(task, lambda r, task=task: str(r["it"].accuracy[task])) for task in tasks),  # type: ignore[misc]
+    )
+    return Table(
+        title, columns, _rows(tallies), ("accuracy over all models, Wilson 95%; measured: kept blocks a tile.",)
+    )
+
+
+def answer_tables(answers: Answers, part: str) -> list[Table]:
+    found = []
+    for context in dict.fromkeys(t.context for t in answers.tallies) if len(answers.groups) > 1 else ():
+        mine = [t for t in answers.tallies if t.context == context]
+        models = len({g.model for g in answers.groups})
+        title = where(f"All {models} models" if models > 1 else "All tasks", context).rstrip(",") + f", the {part} part"
+        found.append(tally_table(mine, title))
+    for group, duels in zip(answers.groups, answers.duels, strict=True):
+        found.append(line_table(group, answers.names[group.model], part))
+        found.append(
+            duel_table(duels, f"Between policies: {where(group.task, group.context)} on {answers.names[group.model]}")
+        )
+    for (task, context), duels in answers.over_models.items():
+        found.append(duel_table(duels, f"Between policies, all models: {where(task, context)}"))
+    if answers.overall:
+        found.append(duel_table(answers.overall, "Between policies, all of the above"))
+    return [table for table in found if table.rows]
+
+
+def as_json(settings: dict[str, Any], answers: Answers | None, captured: Captured | None, costs: Sequence[Cost]) -> str:
+    """Everything measured, for other programs."""
+    data: dict[str, Any] = {"closecall_compare": 1, "settings": settings, "costs": [_plain(c) for c in costs]}
+    if answers is not None:
+        data["answers"] = [
+            {
+                "model": answers.names[g.model],
+                "fingerprint": g.model,
+                "task": g.task,
+                "context": g.context,
+                "policies": [_plain(line) for line in g.lines()],
+                "duels": [_plain(d) | {"verdict": d.verdict} for d in duels],
+            }
+            for g, duels in zip(answers.groups, answers.duels, strict=True)
+        ]
+        data["tallies"] = [_plain(t) for t in answers.tallies]
+        data["over_models"] = [
+            {"task": task, "context": context, "duels": [_plain(d) | {"verdict": d.verdict} for d in duels]}
+            for (task, context), duels in answers.over_models.items()
+        ]
+        data["overall"] = [_plain(d) | {"verdict": d.verdict} for d in answers.overall]
+    if captured is not None:
+        data["captured"] = {
+            "prompts": captured.prompts,
+            "all": _scores(captured),
+            "by_task": {task: _scores(captured, task=task) for task in captured.tasks},
+            "by_layer": {str(n): [_plain(s) for s in captured.scores(layer=n)] for n in captured.layers},
+        }
+    return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
+
+
+def _scores(captured: Captured, task: str | None = None) -> dict[str, Any]:
+    bouts = [_plain(b) | {"verdict": b.verdict} for b in captured.bouts[task]]
+    return {"policies": [_plain(s) for s in captured.scores(task=task)], "bouts": bouts}
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    return dataclasses.asdict(found)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: null."""
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_finite(x) for x in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def write(directory: Path, settings: dict[str, Any], tables: Sequence[Table], text: str) -> None:
+    """compare.md and compare.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    listed = "\n".join(f"- {key}: {value}" for key, value in settings.items())
+    body = "\n".join(table.markdown().replace("# ", "## ", 1) for table in tables)
+    (directory / "compare.md").write_text(f"# Selectors at equal measured budget\n\n{listed}\n\n{body}")
+    (directory / "compare.json").write_text(text)

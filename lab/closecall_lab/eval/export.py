@@ -1,0 +1,112 @@
+"""The store as JSON, CSV or Parquet: one row for each question, everything that was measured."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from closecall.registry import unknown
+
+from .store import Row, Store
+
+FORMATS = ("csv", "json", "parquet")
+# Names of one type each, so that every format has the same columns whatever the rows are.
+TEXT = (
+    "model",
+    "model_name",
+    "task",
+    "policy",
+    "policy_json",
+    "example",
+    "key",
+    "output",
+    "choice",
+    "layers",
+    "warnings",
+)
+WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt_tokens")
+REAL = (
+    "score", "asked_triggered", "hit", "hit_union", "effective_budget", "kept_fraction", "wall", "prefill_seconds",
+)  # fmt: skip
+YES_NO = ("correct", "choice_correct", "unformatted")
+COLUMNS = (
+    "model_name", "model", "task", "context", "seed", "number", "question", "policy", "budget", "score", "correct",
+    "output", "choice", "choice_correct", "unformatted", "asked_triggered", "hit", "hit_union", "effective_budget",
+    "kept_fraction", "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json", "example", "key", "layers",
+    "warnings",
+)  # fmt: skip
+
+
+def flat(store: Store, **where: Any) -> Iterator[dict[str, Any]]:
+    """A dictionary for each question. `layers` and `warnings` stay JSON text; what a task has not is None."""
+    names = {fingerprint: facts["name"] for fingerprint, facts in store.models().items()}
+    for row in store.rows(**where):
+        for question in range(len(row.run.answers)):
+            found = _flat(row, question) | {"model_name": names.get(row.cell.model)}
+            yield {column: found.get(column) for column in COLUMNS}
+
+
+def _flat(row: Row, question: int) -> dict[str, Any]:
+    layers = dict(row.run.layers)
+    run = {name: getattr(row.run, name) for name in ("example", "questions", "effective_budget", "kept_fraction")}
+    run |= {"prompt_tokens": row.run.prompt_tokens, "wall": row.run.wall, "policy_json": row.run.policy}
+    run |= {"prefill_seconds": layers.pop("prefill_seconds", None), "key": row.key, "question": question}
+    texts = {"layers": json.dumps(layers), "warnings": json.dumps(row.run.warnings)}
+    return vars(row.cell) | run | texts | row.run.answers[question]
+
+
+def export(store: Store, path: str | Path, **where: Any) -> int:
+    """Writes the rows to a file of the kind its ending says, and returns their number. The file appears when whole."""
+    target = Path(path)
+    kind = target.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise unknown("ending of an export", target.suffix or str(target), [f".{f}" for f in FORMATS])
+    if kind == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise ValueError("Parquet needs pyarrow, which is not installed: pip install 'closecall[eval]', or export .csv")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        rows = {"csv": _csv, "json": _json, "parquet": _parquet}[kind](flat(store, **where), part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return rows
+
+
+def _csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(row)
+            count += 1
+    return count
+
+
+def _json(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("w") as file:
+        file.write("[")
+        for row in rows:
+            file.write((",\n" if count else "\n") + json.dumps(row))
+            count += 1
+        file.write("\n]\n")
+    return count
+
+
+def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    types = dict.fromkeys(TEXT, pyarrow.string()) | dict.fromkeys(WHOLE, pyarrow.int64())
+    types |= dict.fromkeys(REAL, pyarrow.float64()) | dict.fromkeys(YES_NO, pyarrow.bool_())
+    schema = pyarrow.schema([(column, types[column]) for column in COLUMNS])
+    listed = list(rows)
+    parquet.write_table(pyarrow.Table.from_pylist(listed, schema=schema), path)
+    return len(listed)

@@ -1,0 +1,344 @@
+"""What is to be run: models x tasks x contexts x policies x budgets, and which policy a name stands for."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from closecall.checks import is_number
+from closecall.policy import GIVEN, OVERRIDES, Policy, parts_of, policy
+from closecall.registry import Component, unknown
+from closecall.rules.base import RULES, Rule
+from closecall.rules.router import Router
+from closecall.rules.topk import TopK
+from closecall.triggers.base import TRIGGERS
+from closecall.triggers.quantile import Quantile
+
+from .lm_eval import is_lm_eval
+
+CONTROLS = {
+    "random": "as many tiles as the router's, drawn at random",
+    "last": "as many tiles as the router's, always the last ones",
+    "matched": "uniform top-k that keeps, on each example, as many blocks as the router did",
+}
+DEFAULT = ("dense", "topk", "quest", "router", "router-on-quest")
+FILE = "file:"  # in front of the path of a saved policy
+SAVED = "saved"  # where its name says which one it was
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A policy as it is asked for, `router-on-quest/matched:q=0.3`: preset, control, overrides. Budgets come later.
+
+    One from a file, `file:PATH`, goes by its composition, what top-k on its scorer would need to know, the file's name
+    and a digest of its content: `router-on-quest:saved=policy-1a2b3c4d`. So results keep their name wherever the file
+    goes, and another content has another name. Read back from a store it is that name alone, and makes no policy.
+    """
+
+    preset: str
+    control: str = ""
+    overrides: tuple[tuple[str, Any], ...] = ()
+    saved: Policy | None = field(default=None, repr=False, compare=False)  # what was in the file
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        if text.strip().startswith(FILE):
+            return cls._from_file(text.strip().removeprefix(FILE))
+        named, _, options = text.strip().partition(":")
+        preset, _, control = named.partition("/")
+        _, rule = parts_of(preset)
+        if control and control not in CONTROLS:
+            raise unknown(f"control of {preset!r}", control, CONTROLS)
+        if control and rule != "router":
+            raise ValueError(f"{text!r}: only a router has controls, {preset} has no tiles to trigger")
+        found = {}
+        for option in filter(None, options.split(",")):
+            key, equals, value = option.partition("=")
+            if not equals:
+                raise ValueError(f"{text!r}: an override is written key=value, got {option!r}")
+            if key == SAVED:  # the name of a policy that was run from a file
+                found[key] = value
+                continue
+            if key not in OVERRIDES:
+                raise unknown(f"override in {text!r}", key, OVERRIDES)
+            if key == "budget":
+                raise ValueError(f"{text!r}: budgets are given for all policies alike, with --budgets")
+            if control in ("random", "last") and key == "trigger":
+                raise ValueError(f"{text!r}: /{control} is the trigger already")
+            found[key] = _literal(value)
+        spec = cls(preset, control, tuple(sorted(found.items())))
+        if SAVED not in found:
+            spec.policy(_some_budget(found.get("tile_factor")))  # wrong values are found now, not when their turn comes
+        return spec
+
+    @classmethod
+    def _from_file(cls, given: str) -> Spec:
+        path, control = given, ""
+        before, slash, last = given.rpartition("/")
+        if slash and not Path(given).exists():
+            if last in CONTROLS:
+                path, control = before, last
+            elif Path(before).is_file():
+                raise unknown(f"control of {before!r}", last, CONTROLS)
+        made = _read(path)
+        spec = cls(made.name, "", _overrides_of(made, path), made)
+        if control and not spec.router:
+            raise ValueError(f"{FILE}{given}: only a router has controls, {made.name} has no tiles to trigger")
+        if control and control not in spec.controls:
+            assert isinstance(made.rule, Router)
+            raise ValueError(
+                f"{FILE}{given}: /{control} triggers as many tiles as a router that triggers a share q of them, and "
+                f"this one's trigger is {made.rule.trigger.name!r}: its control is /matched"
+            )
+        return replace(spec, control=control)
+
+    def __str__(self) -> str:
+        options = ",".join(f"{key}={value}" for key, value in self.overrides)
+        return self.preset + (f"/{self.control}" if self.control else "") + (f":{options}" if options else "")
+
+    @property
+    def scorer(self) -> str | None:
+        return dict(self.overrides).get("scorer", parts_of(self.preset)[0])
+
+    @property
+    def router(self) -> bool:
+        """Whether it is a router, or the control of one."""
+        return parts_of(self.preset)[1] == "router"
+
+    @property
+    def triggers(self) -> bool:
+        """Whether some tiles get more than others."""
+        return self.router and self.control != "matched"
+
+    @property
+    def has_budget(self) -> bool:
+        if SAVED not in dict(self.overrides):
+            return self.preset != "dense"
+        rule = RULES.make(parts_of(self.preset)[1], {}) if self.saved is None else self.saved.rule
+        return "budget" in rule.parameters()
+
+    def tile_budget(self, budget: int) -> int | None:
+        """Blocks a tile keeps at this budget; None where the rule has no such number."""
+        given = dict(self.overrides)
+        if SAVED in given and self.saved is None:
+            return round(given.get("tile_factor", 2) * budget) if self.has_budget else None
+        return getattr(self.policy(budget).rule, "tile_budget", None)
+
+    @property
+    def base(self) -> Spec:
+        """The router that this is the control of; itself where it is none."""
+        return replace(self, control="")
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Of a router: those that make sense. A trigger that takes no share q of all tiles leaves only /matched."""
+        if not self.router or self.control:
+            return ()
+        rule = None if self.saved is None else self.saved.rule
+        shares = (
+            isinstance(rule.trigger, Quantile) if isinstance(rule, Router) else "trigger" not in dict(self.overrides)
+        )
+        return tuple(CONTROLS) if shares else ("matched",)
+
+    def policy(self, budget: int, number: int = 0) -> Policy:
+        """The policy; for the matched control, that of its router: which policy matches it is known once that ran.
+
+        The random control draws other tiles for each example (`number`): with the same ones for all, it would hang on
+        one draw whether the tile with the question is among them.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are in the panel's notes
+            return self._made(budget, number)
+
+    def _made(self, budget: int, number: int = 0) -> Policy:
+        given = dict(self.overrides)
+        if SAVED in given:
+            return self._made_from_saved(budget, number)
+        if self.control in ("random", "last"):
+            given["trigger"] = self.control
+        if self.control == "random":
+            given["seed"] = given.get("seed", 0) + number
+        return policy(self.preset, budget=budget, **given)
+
+    def _made_from_saved(self, budget: int, number: int) -> Policy:
+        if self.saved is None:
+            raise ValueError(f"{self} is the name of a policy from a file: give the file itself, as {FILE}PATH")
+        rule = _with_budget(self.saved.rule, budget)
+        if self.control in ("random", "last"):
+            rule = replace(rule, trigger=TRIGGERS.make(self.control, {"seed": number}))  # type: ignore[call-arg]
+        return self.saved.replace(rule=rule)
+
+    def notes(self, budget: int) -> list[str]:
+        """What its policy warns of at this budget; nothing where there is only the name of one from a file."""
+        if SAVED in dict(self.overrides) and self.saved is None:
+            return []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.base._made(budget)
+        return [str(w.message) for w in caught]
+
+
+def _read(path: str) -> Policy:
+    """The policy that `Policy.to_json` wrote."""
+    if not path:
+        raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
+    if not Path(path).is_file():
+        raise ValueError(f"no policy file {path!r}: `closecall calibrate --out {path}` writes one, or Policy.to_json()")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the budget in the file: the panel's is what counts
+            return Policy.from_json(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path!r} is no policy as `closecall calibrate` and Policy.to_json() write it: {error}"
+        ) from error
+
+
+def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
+    """Its name among the overrides, with those that the same scorer on the same grid needs under any rule."""
+
+    known = GIVEN.get(made.name, {})
+
+    def unusual() -> Iterator[tuple[str, Any]]:
+        for part in (made, made.scorer) if made.scorer is not None else (made,):
+            for f in fields(part):
+                value = getattr(part, f.name)
+                usual = known.get(f.name, f.default)
+                if isinstance(value, (int, float, str)) and usual is not MISSING and value != usual:
+                    yield f.name, value
+        factor = getattr(made.rule, "tile_factor", TopK.tile_factor)
+        if factor != TopK.tile_factor:
+            yield "tile_factor", factor
+
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem)
+    digest = hashlib.sha256(made.to_json().encode()).hexdigest()[:8]
+    return tuple(sorted((dict(unusual()) | {SAVED: f"{name}-{digest}"}).items()))
+
+
+def _with_budget(rule: Rule, budget: int) -> Rule:
+    """With this budget, also in the rules it is made of; itself where none has one."""
+
+    def changed(part: Component) -> Any:
+        found: dict[str, Any] = {"budget": budget} if any(f.name == "budget" for f in fields(part)) else {}
+        for f in fields(part):
+            value = getattr(part, f.name)
+            if isinstance(value, Component):
+                found[f.name] = changed(value)
+        return replace(part, **found)
+
+    made: Rule = changed(rule)
+    return made
+
+
+def _some_budget(tile_factor: Any) -> int:
+    """A budget that suits this factor, where one does: the panel's own are looked at later."""
+    usable = is_number(tile_factor) and math.isfinite(tile_factor)
+    return 33 * (Fraction(str(tile_factor)).limit_denominator(1000).denominator if usable else 1)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def split(text: str) -> list[str]:
+    """The comma-separated names of a list, each with its options: `a:x=1,y=2,b` is `a:x=1,y=2` and `b`."""
+    found: list[str] = []
+    for piece in filter(None, (p.strip() for p in text.split(","))):
+        if found and re.match(r"[^:=]+=", piece):
+            found[-1] += "," + piece
+        else:
+            found.append(piece)
+    return list(dict.fromkeys(found))
+
+
+def with_controls(specs: list[Spec]) -> list[Spec]:
+    """Every router is followed by its controls."""
+    found: list[Spec] = []
+    for spec in specs:
+        found.append(spec)
+        found += [replace(spec, control=c) for c in spec.controls]
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All that one `closecall eval` runs. Every policy sees the same examples."""
+
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    contexts: tuple[int, ...]
+    specs: tuple[Spec, ...]
+    budgets: tuple[int, ...]
+    n: int
+    seed: int = 0
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("models", "tasks", "contexts", "specs", "budgets"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: name at least one")
+        for name, least in (("n", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        for context in self.contexts:
+            if context < 1:
+                raise ValueError(f"a context is a number of tokens, at least 1, got {context!r}")
+        for spec, budget in self.variants:
+            made = spec.policy(budget)
+            kept = getattr(made.rule, "tile_budget", None)
+            if kept is not None and kept <= made.most_forced:
+                raise ValueError(
+                    f"{spec} at budget {budget} keeps {kept} blocks a tile, not more than the "
+                    f"{made.most_forced} it can be forced to keep: use a larger budget"
+                )
+
+    @cached_property
+    def variants(self) -> list[tuple[Spec, int]]:
+        """Every policy at every budget, routers before their matched controls, and dense once, with budget 0."""
+        listed = [(spec, budget) for spec in self.specs for budget in (self.budgets if spec.has_budget else (0,))]
+        listed += [(spec.base, budget) for spec, budget in listed if spec.control == "matched"]
+        return sorted(dict.fromkeys(listed), key=lambda v: v[0].control == "matched")
+
+    @property
+    def notes(self) -> list[str]:
+        found = (note for spec, budget in self.variants if spec.has_budget for note in spec.notes(budget))
+        return list(dict.fromkeys(found))
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Every task at every context; those of lm-eval once, at 0: their documents have their own lengths."""
+        ours = [(task, context) for context in self.contexts for task in self.tasks if not is_lm_eval(task)]
+        return ours + [(task, 0) for task in self.tasks if is_lm_eval(task)]
+
+    def jobs(self) -> list[Job]:
+        """Example by example, so that a run stopped anywhere has every cell filled about equally."""
+        return [
+            Job(task, context, self.seed, number, tuple(self.variants))
+            for number in range(self.n)
+            for task, context in self.places
+        ]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One example of one model under all policies. `known` are the runs there are, so that only others are made."""
+
+    task: str
+    context: int
+    seed: int
+    number: int
+    variants: tuple[tuple[Spec, int], ...]
+    known: dict[str, tuple[float, int]] = field(default_factory=dict, hash=False)

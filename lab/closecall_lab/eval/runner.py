@@ -1,0 +1,98 @@
+"""Runs a panel: what the store has is left alone, what is missing is measured and stored one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from closecall.models.load import own_name
+
+from ..spine.interrupt import interruptible
+from . import executors
+from .lm_eval import is_lm_eval
+from .panel import Job, Panel
+from .progress import Progress
+from .store import Cell, Store
+
+Log = Callable[[str], None]
+
+
+def log(message: str) -> None:
+    print(f"closecall: {message}", file=sys.stderr, flush=True)
+
+
+def run(
+    panel: Panel, store: Store, *, executor: str = "local", jobs: int = 1, address: str | None = None, say: Log = log
+) -> list[str]:
+    """Fills the store with the panel's cells, and returns the fingerprints of its models."""
+    panel = canonical(panel)
+    for note in panel.notes:
+        say(f"warning: {note}")
+    for task in filter(is_lm_eval, panel.tasks):
+        say(f"{task}: its documents have their own lengths, so --contexts does not apply to it")
+    fingerprints = []
+    for name in panel.models:
+        workers = executors.start(executor, name, panel.dtype, jobs=jobs, address=address)
+        try:
+            fingerprints.append(run_model(panel, store, workers, jobs=jobs, say=say))
+        finally:
+            workers.close()
+    return fingerprints
+
+
+def canonical(panel: Panel) -> Panel:
+    """With every task's name as the task itself writes it. Unknown ones are found before a model is loaded."""
+    return dataclasses.replace(panel, tasks=tuple(dict.fromkeys(map(_canonical, panel.tasks))))
+
+
+def _canonical(name: str) -> str:
+    from .. import tasks
+
+    if not is_lm_eval(name):
+        return str(tasks.get(name))
+    from .harness import LmEval
+
+    asked = LmEval.parse(name)
+    asked.find()
+    return str(asked)
+
+
+def run_model(panel: Panel, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Log = log) -> str:
+    model = workers.identity()
+    store.add_model(model.fingerprint, model.name, model.facts)
+    name, trained = own_name(model.name), model.facts.get("context")
+    for context in dict.fromkeys(context for _, context in panel.places):
+        if trained is not None and context > trained:
+            say(f"warning: {name} was trained for {trained} tokens: at {context} it may fail whatever the policy")
+    progress = Progress(panel, name, jobs=jobs)
+
+    def with_known() -> Iterator[Job]:
+        for job in panel.jobs():
+            known = store.known(model.fingerprint, job.task, job.context, job.seed, job.number)
+            yield dataclasses.replace(job, known=known)
+
+    message = f"interrupted; finished runs are in {store.path}: the same command goes on from there"
+    # A kernel that runs for minutes does not let Python see Ctrl-C; a cluster of workers must be taken down in order.
+    local = isinstance(workers, executors.Local)
+    with interruptible(f"\nclosecall: {message}") if local else _told(message, say):
+        for result in workers.run(with_known()):
+            job = result.job
+            cell = Cell(model.fingerprint, job.task, job.context, job.seed, job.number, str(result.spec), result.budget)
+            if result.run is not None:
+                store.add(cell, result.run)
+            else:
+                store.link(cell, result.key)
+            progress.add(result)
+    progress.finish()
+    return model.fingerprint
+
+
+@contextmanager
+def _told(message: str, say: Log) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(message)
+        raise

@@ -1,0 +1,87 @@
+"""Puts tables and pictures together: one page about everything in a store."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import TYPE_CHECKING
+
+from ..spine.page import Page, Section
+from ..spine.table import Table
+from . import figures, standings, tables
+from .gather import Gathered, Setting
+from .router_read import TITLE, router_read
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEAD = (
+    "All policies of a table saw the same examples. A block is 64 keys, a tile 64 queries; the budget is in blocks, "
+    "and what a tile keeps, its tile budget, stands beside it in brackets. The effective budget is what was measured.",
+)
+CAPTIONS = {
+    "router": TITLE,
+    "accuracy": "Accuracy over measured effective budget",
+    "split": "Budget and selectivity parts of the router's lift",
+    "hits": "Hit rate of gold blocks by layer",
+    "triggers": "Share of triggered tiles by layer",
+    "pareto": "Accuracy over prefill time",
+}
+
+
+def slug(text: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "model"
+
+
+def page(gathered: Gathered) -> Page:
+    """The report."""
+    title = f"closecall report: {gathered.source}"
+    if not gathered.settings:
+        return Page(title, gathered.notes, ())
+    found = standings.tables(gathered) if len(gathered.settings) > 1 else []
+    sections = [Section("Who beats whom", tables=found)] if found else []
+    pictures: dict[str, Figure] = {}
+    captions: dict[str, str] = {}
+    for model in gathered.models:
+        mine = gathered.of(model)
+        made, about = drawn(model, mine)
+        pictures |= made
+        captions |= about
+        label = gathered.labels.get(model)
+        name = f"{model}: {label}" if label and label != model else model
+        sections.append(Section(name, figures=list(made)))
+        sections += [setting_section(s) for s in mine]
+    together = _side_by_side(gathered.settings)
+    if together:
+        sections.append(Section("Models side by side", tables=together))
+    return Page(title, (*LEAD, *gathered.notes, *plot_notes()), sections, pictures, captions)
+
+
+def setting_section(setting: Setting, *, level: int = 3) -> Section:
+    return Section(f"{tables.where(setting)}, {setting.model}", setting.notes, tables.of(setting), level=level)
+
+
+def drawn(model: str, settings: list[Setting]) -> tuple[dict[str, Figure], dict[str, str]]:
+    """The pictures and their captions, by file stem. None where matplotlib is not installed."""
+    if not has_matplotlib():
+        return {}, {}
+    first = router_read(model, settings)
+    made = ({"router": first} if first is not None else {}) | figures.of(model, settings)
+    stems = {kind: f"{kind}-{slug(model)}" for kind in made}
+    return {stems[k]: f for k, f in made.items()}, {stems[k]: f"{CAPTIONS[k]}, {model}" for k in made}
+
+
+def has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def plot_notes() -> list[str]:
+    return [] if has_matplotlib() else ["No plots: matplotlib is not installed (pip install 'closecall[plot]')."]
+
+
+def _side_by_side(settings: list[Setting]) -> list[Table]:
+    """Where more than one model has results of the same task and context."""
+    places = dict.fromkeys((s.task, s.context) for s in settings)
+    groups = ([s for s in settings if (s.task, s.context) == place and s.findings] for place in places)
+    return [tables.side_by_side(group) for group in groups if len(group) > 1]

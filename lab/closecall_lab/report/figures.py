@@ -1,0 +1,352 @@
+"""The pictures of a report. Needs matplotlib, imported on first use."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..eval.panel import Spec
+from ..eval.statistics import Estimate
+from ..spine.plot import GRID, INK, QUIET
+from ..spine.style import BUDGET, COLOURS, SELECTIVITY, Look, looks
+from .gather import DENSE, Finding, Setting, place
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL = (4.3, 2.9)  # inches
+LEFT, RIGHT, BELOW = 0.75, 0.3, 0.6
+LINE = 1.55 / 72  # inches of height for a point of type
+
+
+def frame(
+    title: str, subtitle: str, down: int, across: int, legend: Sequence[Any] = (), *, panel: tuple[float, float] = PANEL
+) -> tuple[Figure, Any]:
+    """A figure with its head, a legend under it, and a grid of panels."""
+    from matplotlib.figure import Figure
+
+    width = max(LEFT + RIGHT + panel[0] * across + 0.55 * (across - 1), 7.6)
+    head = [(line, 13, "bold", INK) for line in textwrap.wrap(title, int(8.2 * width))]
+    head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(14.5 * width))]
+    per_row = max(1, int((width - 0.5) / (0.55 + 0.082 * max((len(h.get_label()) for h in legend), default=1))))
+    columns = min(len(legend), per_row)
+    rows = math.ceil(len(legend) / columns) if legend else 0
+    above = 0.2 + sum(points * LINE for _, points, _, _ in head) + 0.19 * rows + 0.45
+    height = above + BELOW + panel[1] * down + 0.75 * (down - 1)
+    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
+    grid = figure.subplots(down, across, squeeze=False)
+    y = 0.15
+    for line, points, weight, colour in head:
+        figure.text(0.25 / width, 1 - y / height, line, fontsize=points, fontweight=weight, color=colour, va="top")
+        y += points * LINE
+    if legend:
+        figure.legend(
+            handles=list(legend), loc="upper left", bbox_to_anchor=(0.15 / width, 1 - y / height), ncols=columns,
+            frameon=False, fontsize=8.5, labelcolor=INK, handlelength=2.2, columnspacing=1.4, borderaxespad=0.2,
+        )  # fmt: skip
+    figure.subplots_adjust(
+        left=LEFT / width, right=1 - RIGHT / width, top=1 - above / height, bottom=BELOW / height,
+        wspace=0.55 / panel[0], hspace=0.75 / panel[1],
+    )  # fmt: skip
+    return figure, grid
+
+
+def widen(figure: Figure, inches: float) -> None:
+    """At the left, for long names of rows, with the panels as large as they were."""
+    width = figure.get_figwidth()
+    figure.set_figwidth(width + inches)
+    figure.subplots_adjust(left=(LEFT + inches) / (width + inches), right=1 - (RIGHT + 0.2) / (width + inches))
+    for text in figure.texts:
+        text.set_x(0.25 / (width + inches))
+
+
+def row(axes: Axes, value: Estimate, y: float, look: Look, blocks: float) -> None:
+    """A dot with its interval at height `y`, and at the right end of the panel how many blocks a tile reads."""
+    axes.plot([value.low, value.high], [y, y], color=look.colour, linewidth=1.6, alpha=0.6, zorder=2)
+    axes.plot(
+        [value.value], [y], look.marker, color=look.colour, markerfacecolor=look.fill, markersize=6.5, zorder=3,
+        clip_on=False,
+    )  # fmt: skip
+    axes.annotate(
+        f"{blocks:.1f}", (1.0, y), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
+        va="center", fontsize=8, color=QUIET, annotation_clip=False,
+    )  # fmt: skip
+
+
+def plain(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK, fontweight="bold")
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, colors=QUIET, labelsize=8.5)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def shares(axes: Axes) -> None:
+    """A vertical axis from 0 to 1, with room for markers at both ends."""
+    axes.set_ylim(-0.04, 1.04)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+
+
+def handle(look: Look, **changes: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    style: dict[str, Any] = {
+        "color": look.colour, "marker": look.marker, "markerfacecolor": look.fill, "linestyle": look.line,
+        "markersize": 5.5, "linewidth": 1 if look.control else 1.8, "label": look.label,
+    }  # fmt: skip
+    return Line2D([], [], **(style | changes))
+
+
+def _grid_of(settings: Sequence[Setting]) -> tuple[list[str], list[int]]:
+    return list(dict.fromkeys(s.task for s in settings)), sorted({s.context for s in settings})
+
+
+def _panels(
+    title: str,
+    subtitle: str,
+    settings: Sequence[Setting],
+    legend: Sequence[Any],
+    draw: Callable[[Axes, Setting], None],
+    labels: tuple[str, str],
+) -> Figure:
+    """A panel for each setting: tasks down, contexts across."""
+    tasks, contexts = _grid_of(settings)
+    figure, grid = frame(title, subtitle, len(tasks), len(contexts), legend)
+    for i, task in enumerate(tasks):
+        for j, context in enumerate(contexts):
+            axes = grid[i][j]
+            mine = next((s for s in settings if (s.task, s.context) == (task, context)), None)
+            if mine is None:
+                axes.set_visible(False)
+                continue
+            sample = f"n {mine.questions}" if mine.findings else "nothing to compare"
+            plain(axes, f"{place(mine)} ({sample})")
+            if mine.findings:
+                draw(axes, mine)
+            axes.set_xlabel(labels[0], color=QUIET, fontsize=8.5)
+            if j == 0 or not grid[i][0].get_visible():
+                axes.set_ylabel(labels[1], color=QUIET, fontsize=8.5)
+    return figure
+
+
+def _looks(settings: Sequence[Setting], keep: Callable[[Finding], bool] = lambda f: True) -> dict[Spec, Look]:
+    return looks(f.spec for s in settings for f in s.findings if keep(f))
+
+
+def _bars(value: Estimate) -> list[list[float]]:
+    return [[max(value.value - value.low, 0)], [max(value.high - value.value, 0)]]
+
+
+def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
+    """Accuracy over what a tile really kept; a line for each policy, its budgets along it."""
+    styles = _looks(settings)
+
+    def draw(axes: Axes, setting: Setting) -> None:
+        for spec, look in styles.items():
+            mine = [f for f in setting.findings if f.spec == spec and f.variant != DENSE]
+            mine.sort(key=lambda f: f.line.effective_budget)
+            xs = [f.line.effective_budget for f in mine]
+            ys = [f.accuracy.value for f in mine]
+            for x, f in zip(xs, mine, strict=True):
+                axes.errorbar(x, f.accuracy.value, yerr=_bars(f.accuracy), color=look.colour, elinewidth=1, alpha=0.55)
+            axes.plot(
+                xs, ys, look.line, color=look.colour, marker=look.marker, markerfacecolor=look.fill,
+                markersize=5.5, linewidth=1 if look.control else 1.8, zorder=3, clip_on=False,
+            )  # fmt: skip
+        dense = setting.find(*DENSE)
+        if dense is not None:
+            axes.axhline(dense.accuracy.value, color=COLOURS["dense"], linewidth=1.2, zorder=2)
+            axes.axhspan(dense.accuracy.low, dense.accuracy.high, color=COLOURS["dense"], alpha=0.07, linewidth=0)
+        found = [f.line.effective_budget for f in setting.findings if f.variant != DENSE]
+        if found and max(found) > 6 * min(found):
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        shares(axes)
+
+    legend = [
+        handle(look, marker="", linewidth=1.2) if spec.preset == "dense" else handle(look)
+        for spec, look in styles.items()
+    ]
+    subtitle = (
+        f"{_tile_budgets(_findings(settings))}; horizontally the effective budget as measured, blocks kept a tile\n"
+        "bars, and dense's band: 95% intervals (Wilson's; over contexts where questions share them)"
+    )
+    return _panels(
+        f"Accuracy over budget: {model}",
+        subtitle,
+        settings,
+        legend,
+        draw,
+        ("effective budget (blocks a tile)", "accuracy"),
+    )
+
+
+def _findings(settings: Sequence[Setting]) -> list[Finding]:
+    return [f for s in settings for f in s.findings]
+
+
+def _tile_budgets(findings: Sequence[Finding]) -> str:
+    texts = {f.line.budget: f.budget_text for f in findings if f.line.tile_budget is not None}
+    listed = ", ".join(texts[b] for b in sorted(texts))
+    return f"budget (tile budget): {listed}" if listed else "no budget: dense only"
+
+
+def split(model: str, settings: Sequence[Setting]) -> Figure | None:
+    """A router's lift over top-k in two parts."""
+    from matplotlib.patches import Patch
+
+    rows = [(s, x) for s in settings for x in s.splits]
+    if not rows:
+        return None
+    legend = [
+        Patch(color=BUDGET, label="budget: what any policy gets for as many blocks"),
+        Patch(color=SELECTIVITY, label="selectivity: what choosing the tiles adds"),
+        handle(Look("lift: the sum", INK, "D", False), linestyle=""),
+    ]
+    panel = (6.6, 0.3 + 0.62 * len(rows))
+    figure, grid = frame(
+        f"Where the router's lift comes from: {model}",
+        "mean score of the router minus top-k's on the same scorer at the same budget; lines: 95% over contexts",
+        1, 1, legend, panel=panel,
+    )  # fmt: skip
+    figure.set_figwidth(figure.get_figwidth() + 2.2)  # room for the names at the left
+    width = figure.get_figwidth()
+    figure.subplots_adjust(left=(LEFT + 2.2) / width, right=1 - RIGHT / width)
+    axes = grid[0][0]
+    plain(axes, "")
+    names = []
+    for i, (setting, found) in enumerate(rows):
+        finding = setting.find(found.policy, found.budget)
+        assert finding is not None  # a split is of a policy that was run
+        names.append(f"{finding.label}\n{place(setting)}")
+        for offset, part, colour in ((0.17, found.parts.budget, BUDGET), (-0.17, found.parts.selectivity, SELECTIVITY)):
+            axes.barh(-i + offset, part.value, height=0.3, color=colour, zorder=2)
+            _whisker(axes, part, -i + offset)
+        axes.plot([found.parts.lift.value], [-i], "D", color=INK, markersize=5, zorder=4)
+    axes.axvline(0, color=INK, linewidth=1, zorder=3)
+    axes.set_yticks([-i for i in range(len(rows))], names, fontsize=8.5, color=INK)
+    axes.set_ylim(-len(rows) + 0.5, 0.5)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, -0.05), max(high, 0.05))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:+.2f}" if abs(x) > 1e-9 else "0")
+    axes.set_xlabel("difference of accuracy", color=QUIET, fontsize=8.5)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def _whisker(axes: Axes, part: Estimate, y: float) -> None:
+    if not math.isnan(part.low):
+        axes.plot([part.low, part.high], [y, y], color=INK, linewidth=1, zorder=3)
+
+
+def hits(model: str, settings: Sequence[Setting]) -> Figure | None:
+    """Hit rate of gold blocks by layer, at each setting's smallest budget, where it is hardest."""
+    return _over_layers(
+        f"Gold blocks kept, by layer: {model}",
+        "gold blocks kept for the tile with the question: by any head of the layer (lines), by a head (dotted)",
+        {id(s): (s, _smallest(s)) for s in settings if any(f.line.hit is not None for f in s.findings)},
+        lines="hit_union", dotted="hit", dotted_label="mean over heads", y_label="hit rate",
+    )  # fmt: skip
+
+
+def triggers(model: str, settings: Sequence[Setting]) -> Figure | None:
+    """How often the tile with the question is triggered, beside how often any tile is."""
+    return _over_layers(
+        f"Was the tile with the question triggered? {model}",
+        "share triggered, by layer: the tile that holds the question (lines), all tiles that could be (dotted)",
+        {id(s): (s, [f for f in _smallest(s) if f.triggers]) for s in settings if any(f.triggers for f in s.findings)},
+        lines="asked_triggered", dotted="trigger_rate", dotted_label="all tiles", y_label="share",
+    )  # fmt: skip
+
+
+def _over_layers(
+    title: str, subtitle: str, shown: dict[int, tuple[Setting, list[Finding]]], *, lines: str, dotted: str,
+    dotted_label: str, y_label: str,
+) -> Figure | None:  # fmt: skip
+    """Two measures of each finding by layer, one as a line and one dotted, a panel for each setting (by its id)."""
+    if not shown:
+        return None
+    styles = looks(f.spec for _, findings in shown.values() for f in findings)
+    thin: dict[str, Any] = {"linestyle": ":", "linewidth": 1.1}
+
+    def draw(axes: Axes, setting: Setting) -> None:
+        for f in shown[id(setting)][1]:
+            _by_layer(axes, f, lines, styles[f.spec])
+            _by_layer(axes, f, dotted, styles[f.spec], marker="", **thin)
+        _layers(axes, setting)
+        shares(axes)
+
+    legend = [handle(look) for look in styles.values()]
+    legend.append(handle(Look(f"dotted: {dotted_label}", QUIET, "", False), **thin))
+    budgets = _tile_budgets([f for _, findings in shown.values() for f in findings])
+    subtitle = f"{subtitle}\neach panel at its smallest budget; {budgets}"
+    return _panels(title, subtitle, [s for s, _ in shown.values()], legend, draw, ("layer", y_label))
+
+
+def _smallest(setting: Setting) -> list[Finding]:
+    sparse = [f for f in setting.findings if f.line.budget]
+    least = min((f.line.budget for f in sparse), default=0)
+    return [f for f in sparse if f.line.budget == least] or list(setting.findings)
+
+
+def _by_layer(axes: Axes, finding: Finding, what: str, look: Look, **changes: Any) -> None:
+    points = [(x, y) for x, y in zip(finding.layers, finding.by_layer[what], strict=True) if y is not None]
+    if points:
+        style: dict[str, Any] = {
+            "color": look.colour, "marker": look.marker, "markerfacecolor": look.fill, "linestyle": look.line,
+            "markersize": 4.5, "linewidth": 1 if look.control else 1.6, "zorder": 3, "clip_on": False,
+        }  # fmt: skip
+        axes.plot(*zip(*points, strict=True), **(style | changes))
+
+
+def _layers(axes: Axes, setting: Setting) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    layers = setting.findings[0].layers
+    axes.set_xlim(layers[0] - 0.3, layers[-1] + 0.3)
+
+
+def pareto(model: str, settings: Sequence[Setting]) -> Figure:
+    """Accuracy over the prefill's time as a part of dense's."""
+    styles = _looks(settings)
+
+    def draw(axes: Axes, setting: Setting) -> None:
+        for f in setting.findings:
+            if f.prefill_vs_dense is None:
+                continue
+            look, y = styles[f.spec], f.accuracy
+            axes.errorbar(f.prefill_vs_dense, y.value, yerr=_bars(y), color=look.colour, elinewidth=1, alpha=0.55)
+            axes.plot(
+                [f.prefill_vs_dense], [y.value], look.marker, color=look.colour, markerfacecolor=look.fill, zorder=3,
+                markersize=6, clip_on=False,
+            )  # fmt: skip
+        axes.axvline(1, color=INK, linewidth=1, zorder=2)
+        axes.set_xlim(left=0)
+        shares(axes)
+
+    legend = [handle(look, linestyle="") for look in styles.values()]
+    return _panels(
+        f"Speed and accuracy: {model}",
+        "prefill time over dense's, median over examples, measured in the same run; "
+        + _tile_budgets(_findings(settings)),
+        settings, legend, draw, ("prefill time, as a part of dense's", "accuracy"),
+    )  # fmt: skip
+
+
+def of(model: str, settings: Sequence[Setting]) -> dict[str, Figure]:
+    """Every picture there is something to show in, by kind."""
+    shown = [s for s in settings if s.findings]
+    if not shown:
+        return {}
+    made = {
+        "accuracy": accuracy(model, shown),
+        "split": split(model, shown),
+        "hits": hits(model, shown),
+        "triggers": triggers(model, shown),
+    }
+    return {kind: figure for kind, figure in made.items() if figure is not None}

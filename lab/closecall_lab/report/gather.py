@@ -1,0 +1,373 @@
+"""From a store's rows to what a report shows: settings (a model, a task, a context), and one finding per policy.
+
+A setting's policies are compared on the same examples only. Where some were not run everywhere, that is in the notes.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics as plain_statistics
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from closecall.models.load import own_name
+from closecall.registry import unknown
+
+from ..eval import statistics, summary
+from ..eval.matched import TOLERANCE
+from ..eval.panel import CONTROLS, Spec
+from ..eval.statistics import Comparison, Estimate
+from ..eval.store import SEMANTICS, Row, Store
+from ..eval.summary import Group, Line, Split, Variant
+from ..spine.inputs import size
+
+DENSE: Variant = ("dense", 0)
+BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
+ENOUGH = 0.5  # of the most examples any policy has: one with fewer is left out, so that it does not shrink the others
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One policy at one budget. Means by layer are None where nothing could be measured."""
+
+    spec: Spec
+    line: Line
+    accuracy: Estimate
+    paired: Estimate | None
+    layers: list[int]
+    by_layer: dict[str, list[float | None]]
+    by_hop: list[float]  # share of gold blocks of each hop that some head of a layer kept, over layers
+    prefill_seconds: float
+    prefill_vs_dense: float | None
+    by_logits: Estimate | None
+
+    @property
+    def variant(self) -> Variant:
+        return self.line.policy, self.line.budget
+
+    @property
+    def scorer(self) -> str | None:
+        return self.spec.scorer
+
+    @property
+    def triggers(self) -> bool:
+        return self.spec.triggers
+
+    @property
+    def budget_text(self) -> str:
+        """The budget and, always with it, the tile budget."""
+        if not self.line.budget:
+            return "every block" if self.spec.preset == "dense" else "its own"
+        tile = self.spec.tile_budget(self.line.budget)
+        as_much = (
+            "as much as " if self.spec.control == "matched" else ""
+        )  # not this many, but what the router then kept
+        return f"{as_much}{self.line.budget}" + (f" ({tile} a tile)" if tile is not None else "")
+
+    @property
+    def label(self) -> str:
+        return f"{self.spec}, {self.budget_text}" if self.line.budget else str(self.spec)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All policies on the same examples of one model, task and context."""
+
+    model: str
+    fingerprint: str
+    task: str
+    context: int
+    shared: bool  # whether questions share contexts
+    findings: list[Finding]
+    tests: list[tuple[Variant, Variant, Comparison]]
+    splits: list[Split]
+    notes: list[str]
+    gaps: dict[tuple[Variant, Variant], dict[str, float]]  # of each test, by example: how much more the first scored
+
+    @property
+    def examples(self) -> int:
+        return self.findings[0].line.examples if self.findings else 0
+
+    @property
+    def questions(self) -> int:
+        return self.findings[0].accuracy.n if self.findings else 0
+
+    @property
+    def graded(self) -> bool:
+        """Whether the task gives shares of a point, so that the mean score says more than the accuracy."""
+        return any(f.line.score.value != f.accuracy.value for f in self.findings)
+
+    def find(self, policy: str, budget: int) -> Finding | None:
+        return next((f for f in self.findings if f.variant == (policy, budget)), None)
+
+    def test(self, a: Variant, b: Variant) -> Comparison | None:
+        return next((c for x, y, c in self.tests if (x, y) == (a, b)), None)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Everything a report is made from."""
+
+    source: str
+    settings: list[Setting]
+    labels: dict[str, str]  # what the weights are, by the model's name as shown
+    notes: list[str]
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(s.model for s in self.settings))
+
+    def of(self, model: str) -> list[Setting]:
+        return [s for s in self.settings if s.model == model]
+
+
+Wanted = Callable[[str, int, str, int], bool]  # task, context, policy, budget
+
+
+def gather(
+    store: Store,
+    *,
+    models: Collection[str] | None = None,
+    wanted: Wanted | None = None,
+    n: int | None = None,
+    seed: int | None = None,
+) -> Gathered:
+    """What the store has of these models, by name or fingerprint (all of them), task by task and context by context."""
+    known = {fingerprint: str(facts["name"]) for fingerprint, facts in store.models().items()}
+    chosen = _chosen(known, models)
+    shown = _names(known)
+    settings = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a policy warns of when it is read is in the notes
+        for (fingerprint, task, context), variants in _contents(store, seed, n).items():
+            here = {v: c for v, c in variants.items() if wanted is None or wanted(task, context, *v)}
+            if fingerprint in chosen and here:
+                settings.append(_setting(store, shown[fingerprint], fingerprint, task, context, here, n, seed))
+    labels = {shown[f]: str(facts.get("label") or "") for f, facts in store.models().items() if f in chosen}
+    notes = [] if settings else [f"{store.path} has no results of what was asked: `closecall eval` puts them there."]
+    return Gathered(store.path.name, settings, labels, notes)
+
+
+def _chosen(known: dict[str, str], asked: Collection[str] | None) -> set[str]:
+    if asked is None:
+        return set(known)
+    found = set()
+    for name in asked:
+        here = {f for f, n in known.items() if name in (n, own_name(n)) or (len(name) >= 8 and f.startswith(name))}
+        if not here:
+            raise (
+                unknown("model in the store", name, set(known.values()))
+                if known
+                else ValueError(f"the store has no model {name!r}: it is empty")
+            )
+        found |= here
+    return found
+
+
+def _names(known: dict[str, str]) -> dict[str, str]:
+    """Names to show. Different weights of the same name are told apart by their fingerprints."""
+    plain = {fingerprint: own_name(name) for fingerprint, name in known.items()}
+    shown = list(plain.values())
+    return {f: name if shown.count(name) == 1 else f"{name} {f[:8]}" for f, name in plain.items()}
+
+
+def _contents(store: Store, seed: int | None, n: int | None) -> dict[tuple[str, str, int], dict[Variant, int]]:
+    """How many examples each policy has in each setting, without reading the runs themselves."""
+    where = [f"semantics = {SEMANTICS}"]
+    where += [f"seed = {int(seed)}"] if seed is not None else []
+    where += [f"number < {int(n)}"] if n is not None else []
+    query = (
+        "SELECT cells.model, task, context, cells.policy, budget, count(*) FROM cells JOIN runs USING (key) "
+        f"WHERE {' AND '.join(where)} GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3"
+    )
+    found: dict[tuple[str, str, int], dict[Variant, int]] = {}
+    for model, task, context, policy, budget, count in store.connection.execute(query):
+        found.setdefault((model, task, context), {})[policy, budget] = count
+    return found
+
+
+def _setting(
+    store: Store,
+    model: str,
+    fingerprint: str,
+    task: str,
+    context: int,
+    variants: dict[Variant, int],
+    n: int | None,
+    seed: int | None,
+) -> Setting:
+    most = max(variants.values())
+    few = {v: c for v, c in variants.items() if c < ENOUGH * most}
+    where: dict[str, Any] = {"model": fingerprint, "task": task, "context": context, "seed": seed}
+    (group,) = summary.groups(store, variants=set(variants) - set(few), n=n, **where)
+    notes = [
+        f"{summary.label(v)} is left out: it ran {c} of {most} examples; go on with the same `closecall eval`."
+        for v, c in few.items()
+    ]
+    if group.left_out:
+        notes.append(
+            f"Examples left out, because not every policy has run them, or not as they now are: {group.left_out}; "
+            "go on with the same `closecall eval`."
+        )
+    if not group.rows:
+        notes.append("No example was run by all policies, so there is nothing to compare.")
+        return Setting(model, fingerprint, public(task), context, False, [], [], [], notes, {})
+    findings = [_finding(group, line) for line in group.lines()]
+    splits = group.splits()
+    full = str(store.models()[fingerprint]["name"])
+    notes += [note.replace(full, own_name(full)) for note in _remarks(group, findings, splits)]
+    tests = _tests(group)
+    gaps = {(a, b): _gaps(group, a, b) for a, b, _ in tests}
+    # The rows themselves are not kept: they hold every layer of every run, and a store may have a hundred thousand.
+    return Setting(model, fingerprint, public(task), context, group.shared, findings, tests, splits, notes, gaps)
+
+
+def public(task: str) -> str:
+    """The task's name without where its data lies."""
+    name, _, options = task.partition(":")
+    kept = [option for option in options.split(",") if option and not option.startswith(("data=", "include="))]
+    return f"{name}:{','.join(kept)}" if kept else name
+
+
+def place(setting: Setting) -> str:
+    """Task and context, in short; lm-eval's documents have their own lengths, and no context."""
+    return f"{setting.task}, {size(setting.context)}" if setting.context else setting.task
+
+
+def _finding(group: Group, line: Line) -> Finding:
+    variant = (line.policy, line.budget)
+    rows = group.rows[variant]
+    correct = group.correct(variant)
+    dense = group.correct(DENSE) if DENSE in group.rows else None
+    letters = group.letters(variant)
+    return Finding(
+        spec=Spec.parse(line.policy),
+        line=line,
+        accuracy=_share(correct, group.clusters, group.shared),
+        paired=_paired(dense, correct, group) if dense is not None else None,
+        layers=list(rows[0].run.layers["layer"]),
+        by_layer={name: _by_layer([row.run.layers[name] for row in rows]) for name in BY_LAYER},
+        by_hop=_by_hop(rows),
+        prefill_seconds=plain_statistics.median(_prefills(rows)),
+        prefill_vs_dense=_vs_dense(group, variant),
+        by_logits=_share(letters, group.clusters, group.shared) if letters else None,
+    )
+
+
+def _share(correct: Sequence[int], clusters: Sequence[int], shared: bool) -> Estimate:
+    """With Wilson's interval; where questions share contexts, with one over contexts.
+
+    All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
+    """
+    if not shared:
+        return statistics.wilson(correct)
+    if len(set(correct)) == 1:
+        whole = statistics.wilson([correct[0]] * len(set(clusters)))
+        return replace(whole, n=len(correct))
+    return statistics.clustered(correct, clusters)
+
+
+def _paired(dense: Sequence[int], correct: Sequence[int], group: Group) -> Estimate:
+    kept = [i for i, right in enumerate(dense) if right]
+    if not kept:
+        return Estimate(float("nan"), float("nan"), float("nan"), 0)
+    return _share([correct[i] for i in kept], [group.clusters[i] for i in kept], group.shared)
+
+
+def _by_layer(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
+    columns = zip(*lists, strict=True)
+    return [_mean(column) for column in columns]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [v for v in values if v is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _by_hop(rows: Sequence[Row]) -> list[float]:
+    lists = [row.run.layers["hop_union"] for row in rows if "hop_union" in row.run.layers]
+    if not lists or len({len(hops) for hops in lists}) > 1:
+        return []
+    return [plain_statistics.fmean(x for hops in lists for x in hops[k]) for k in range(len(lists[0]))]
+
+
+def _prefills(rows: Sequence[Row]) -> list[float]:
+    return [row.run.layers.get("prefill_seconds", row.run.wall) for row in rows]
+
+
+def _vs_dense(group: Group, variant: Variant) -> float | None:
+    """The median over examples of the prefill's time over dense's, which ran beside it."""
+    if DENSE not in group.rows:
+        return None
+    pairs = zip(_prefills(group.rows[variant]), _prefills(group.rows[DENSE]), strict=True)
+    ratios = [mine / theirs for mine, theirs in pairs if theirs > 0]
+    return plain_statistics.median(ratios) if ratios else None
+
+
+def _alike(texts: Sequence[str]) -> list[str]:
+    """Each kind of text once, where texts that differ in their numbers only are of one kind."""
+    kinds: dict[str, list[str]] = {}
+    for text in texts:
+        kinds.setdefault(re.sub(r"\d+", "#", text), []).append(text)
+    return [f"{some[0]} (and {len(some) - 1} like it)" if len(some) > 1 else some[0] for some in kinds.values()]
+
+
+def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split]) -> list[str]:
+    found = [f"Warning: {w}" for w in _alike(group.warnings)]
+    said = (note for f in findings if f.triggers for note in f.spec.notes(f.line.budget))
+    found += [f"Warning: {note}" for note in dict.fromkeys(said)]
+    if DENSE not in group.rows:
+        found.append("dense was not run here, so there is no paired recall.")
+    elif not any(group.correct(DENSE)):
+        found.append("dense answers nothing here, so there is no paired recall: the model cannot do this task.")
+    split = {(s.policy, s.budget) for s in splits}
+    found += [
+        f"{f.label}: no split of its lift, which needs top-k on its scorer and its matched control."
+        for f in findings
+        if f.spec.router and not f.spec.control and f.variant not in split
+    ]
+    found += [
+        f"{s.policy}@{s.budget}: its matched control kept {s.worst_mismatch:.2%} more or less than it on the worst "
+        f"example, beyond the {TOLERANCE:.1%} we allow: read its split with care."
+        for s in splits
+        if not s.sound
+    ]
+    return found
+
+
+def rivals(spec: Spec) -> dict[str, str]:
+    """Whom a policy is tested against, by what they are to it: dense, top-k on the same grid, and for a router top-k on
+    its own scorer and its controls; with a scorer that the paper does not have, also the paper's best, Quest with and
+    without the router. Dense and the controls are not tested themselves."""
+    if spec.control or not spec.has_budget:
+        return {}
+    found = {"dense": "dense", "topk": str(summary.on_its_grid("topk", spec))}
+    if spec.scorer not in ("mean", "quest"):
+        found |= {preset: str(summary.on_its_grid(preset, spec)) for preset in ("quest", "router-on-quest")}
+    if spec.router:
+        found |= {"same scorer": str(summary.plain(spec))}
+        found |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}
+    return found
+
+
+def _tests(group: Group) -> list[tuple[Variant, Variant, Comparison]]:
+    """Every policy against its rivals, as far as they were run: one family for Holm."""
+    pairs: list[tuple[Variant, Variant]] = []
+    for policy, budget in group.rows:
+        found = (DENSE if rival == "dense" else (rival, budget) for rival in rivals(Spec.parse(policy)).values())
+        pairs += [((policy, budget), r) for r in dict.fromkeys(found) if r in group.rows and r != (policy, budget)]
+    if not pairs:
+        return []
+    return [(a, b, c) for (a, b), c in zip(pairs, group.comparisons(pairs), strict=True)]
+
+
+def _gaps(group: Group, a: Variant, b: Variant) -> dict[str, float]:
+    """By example, of the sum of its questions' scores."""
+    pairs = zip(group.rows[a], group.rows[b], strict=True)
+    return {x.run.example: _total(x) - _total(y) for x, y in pairs}
+
+
+def _total(row: Row) -> float:
+    return float(sum(answer["score"] for answer in row.run.answers))

@@ -1,0 +1,163 @@
+"""Who beats whom, over all that a store has: a table that counts cells, and one with every cell's tests.
+
+A cell is a model, task, context and budget. Within it, p-values are Holm-corrected over all tests of its setting, as in
+the setting's own table; over several cells, whole examples are exchanged, with all that they scored at any budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..eval import statistics
+from ..eval.statistics import Comparison
+from ..spine.inputs import size
+from ..spine.table import Column, Table
+from .gather import DENSE, Finding, Gathered, Setting, rivals
+from .tables import estimate, p_text, p_values, tested
+
+ALPHA = 0.05
+RIVALS = {  # in the order of the columns
+    "dense": "dense",
+    "topk": "topk",
+    "quest": "quest",
+    "router-on-quest": "router-on-quest",
+    "same scorer": "top-k on its scorer",
+    "matched": "/matched",
+    "random": "/random",
+    "last": "/last",
+}
+
+
+@dataclass(frozen=True)
+class Bout:
+    """One policy against one rival in one cell."""
+
+    setting: Setting
+    finding: Finding
+    rival: str  # what it is to the policy, a key of RIVALS
+    test: Comparison
+
+    @property
+    def holm(self) -> float:
+        return p_values(self.setting, self.test)[1]
+
+    @property
+    def verdict(self) -> str:
+        if self.holm >= ALPHA:
+            return ""
+        return "better" if self.test.difference.value > 0 else "worse"
+
+    @property
+    def gaps(self) -> dict[str, float]:
+        against = rivals(self.finding.spec)[self.rival]
+        other = DENSE if against == "dense" else (against, self.finding.line.budget)
+        return self.setting.gaps[self.finding.variant, other]
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.test.wins}:{self.test.losses} ({p_text(self.holm)})".lstrip()
+
+
+def bouts(settings: Sequence[Setting]) -> Iterator[Bout]:
+    for setting in settings:
+        for finding in setting.findings:
+            names = rivals(finding.spec)
+            for rival in RIVALS:
+                if rival == "topk" and names.get("same scorer") == names.get("topk"):
+                    continue  # the same test stands under its scorer
+                test = tested(setting, finding, rival)
+                if test is not None:
+                    yield Bout(setting, finding, rival, test)
+
+
+def counted(found: Sequence[Bout]) -> Table:
+    """A row for each model, policy and rival, over all tasks, contexts and budgets."""
+    together: dict[tuple[str, str, str], list[Bout]] = {}
+    for bout in found:
+        together.setdefault((bout.setting.model, str(bout.finding.spec), bout.rival), []).append(bout)
+    raw = [_over_all(listed) for listed in together.values()]
+    rows: list[dict[str, Any]] = [
+        {
+            "model": model,
+            "policy": policy,
+            "against": rivals(listed[0].finding.spec)[rival],
+            "cells": len(listed),
+            "better": sum(b.verdict == "better" for b in listed),
+            "worse": sum(b.verdict == "worse" for b in listed),
+            "wins": sum(b.test.wins for b in listed),
+            "losses": sum(b.test.losses for b in listed),
+            "p": p,
+            "holm": holm,
+        }
+        for ((model, policy, rival), listed), p, holm in zip(together.items(), raw, statistics.holm(raw), strict=True)
+    ]
+    columns = (
+        Column("model", lambda r: r["model"], left=True),
+        Column("policy", lambda r: r["policy"], left=True),
+        Column("against", lambda r: r["against"], left=True),
+        Column("cells", lambda r: r["cells"]),
+        Column("better in", lambda r: r["better"]),
+        Column("worse in", lambda r: r["worse"]),
+        Column("only policy", lambda r: r["wins"]),
+        Column("only other", lambda r: r["losses"]),
+        Column("p over all", lambda r: p_text(r["p"])),
+        Column("Holm", lambda r: p_text(r["holm"])),
+    )
+    notes = [
+        f"A cell is a task, context and budget. better in, worse in: cells with a Holm-corrected p below {ALPHA:g}.",
+        "only policy, only other: questions that one of the two answers, over all cells.",
+        "p over all: two-sided, by exchanging whole examples with all they scored at any budget. Holm: over the table.",
+    ]
+    return Table("Who beats whom, over all cells", columns, rows, notes)
+
+
+def _over_all(found: Sequence[Bout]) -> float:
+    sums: dict[str, float] = {}
+    for bout in found:
+        for example, gap in bout.gaps.items():
+            sums[example] = sums.get(example, 0.0) + gap
+    return statistics.sign_flips(list(sums.values()))
+
+
+def cells(found: Sequence[Bout]) -> Table:
+    """A row for each model, task, context, policy and budget; a column for each rival."""
+    rows: dict[tuple[int, tuple[str, int]], dict[str, Any]] = {}
+    for bout in found:
+        row = rows.setdefault((id(bout.setting), bout.finding.variant), {"bout": bout})
+        row[bout.rival] = str(bout)
+    columns = (
+        Column("model", lambda r: r["bout"].setting.model, left=True),
+        Column("task", lambda r: r["bout"].setting.task, left=True),
+        Column("context", lambda r: size(r["bout"].setting.context) if r["bout"].setting.context else None),
+        Column("policy", lambda r: str(r["bout"].finding.spec), left=True),
+        Column("budget (tile budget)", lambda r: r["bout"].finding.budget_text, left=True),
+        Column("effective", lambda r: r["bout"].finding.line.effective_budget, ".1f"),
+        Column("questions", lambda r: r["bout"].setting.questions),
+        Column("examples", lambda r: r["bout"].setting.examples),
+        Column("accuracy", lambda r: estimate(r["bout"].finding.accuracy)),
+        *(_rival(name, title) for name, title in RIVALS.items()),
+    )
+    notes = [
+        "A cell of a rival: better or worse where that is more than chance, then questions only the policy answers : "
+        "only the rival, and the p-value, Holm-corrected over all tests of the task and context.",
+        "p-values: exact McNemar; by exchanging whole contexts where questions share them.",
+        "Rivals: topk, quest and router-on-quest at the same budget; top-k on the policy's own scorer; the router's "
+        "controls. router-on-quest keeps more blocks: see effective.",
+    ]
+    return Table("Who beats whom, cell by cell", columns, list(rows.values()), notes)
+
+
+def _rival(name: str, title: str) -> Column:
+    return Column(f"vs {title}", lambda r: r.get(name), left=True)
+
+
+def tables(gathered: Gathered) -> list[Table]:
+    """Both, or none where nothing was tested."""
+    found = list(bouts(gathered.settings))
+    return [counted(found), cells(found)] if found else []
+
+
+def markdown(gathered: Gathered) -> str:
+    """For a page to include: two tables under headings of the second level."""
+    return "\n".join(f"#{table.markdown()}" for table in tables(gathered))

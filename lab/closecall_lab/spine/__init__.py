@@ -1,0 +1,1 @@
+"""What every room of the lab uses: tables, pages, figures, stores, timing, progress, options."""

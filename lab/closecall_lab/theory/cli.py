@@ -1,0 +1,183 @@
+"""`closecall diagnose` and `closecall calibrate`: their options, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..spine.options import count, counts, each, one_of
+
+Commands = Any  # argparse's sub-parser collection, whose type is private
+
+DIAGNOSE = """\
+Runs a model over prompts of a task and looks at every cut that a router would make: how close it was, how noisy
+the scores are, what the cut really lost, and which signal would have told. Streams it all into DIR/diagnose.parquet,
+then prints the paper's table, the Monte-Carlo regret of every trigger, q* by layer, and how well each signal ranks
+the true loss; writes the same as DIR/report.md, with pictures. `--report DIR` does the second part alone.
+"""
+DIAGNOSE_EXAMPLES = """\
+examples:
+  closecall diagnose --model probe --task probe-scattered --context 8k --budget 8 --n 4 --out out/diagnose
+  closecall diagnose --report out/diagnose --samples 64
+"""
+CALIBRATE = """\
+Finds, from a few prompts, the margin threshold of every layer (with --per-head: of every head) that triggers the
+wanted share of tiles, and writes the policy with them. Such a policy decides each tile by itself: prefill in chunks,
+on a cached prefix or at once makes the same choices. Further prompts show the rates it really reaches.
+"""
+CALIBRATE_EXAMPLES = """\
+examples:
+  closecall calibrate --model probe --task probe-scattered --context 4k,8k --budget 8 --out out/policy.json
+  in Python: closecall.attach(model, closecall.Policy.from_json(open("out/policy.json").read()))
+"""
+
+
+def _model_and_task(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="NAME", default="", help="probe, probe:qwen3, smollm2, a hub id or a directory"
+    )
+    parser.add_argument("--task", metavar="NAME", default="", help="with options: niah-multikey:keys=4")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the prompts (%(default)s)")
+    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
+    parser.add_argument(
+        "--budget", metavar="K", default="33", help="in blocks; tiles keep tile_factor as many (%(default)s)"
+    )
+    parser.add_argument("--q", metavar="Q", type=float, default=0.4, help="share of tiles to expand (%(default)s)")
+    parser.add_argument("--rho", metavar="R", type=float, default=2, help="budget of an expanded tile (%(default)s)")
+
+
+def add_diagnose(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "diagnose",
+        help="how close the cuts of a model are, what they lose, and which trigger would tell",
+        description=DIAGNOSE,
+        epilog=DIAGNOSE_EXAMPLES,
+    )
+    _model_and_task(parser)
+    parser.add_argument("--context", metavar="N", default="8k", help="k for 1024 (%(default)s)")
+    parser.add_argument("--n", metavar="N", default="4", help="prompts (%(default)s)")
+    parser.add_argument("--scorers", metavar="NAME,...", default="mean,quest", help="(%(default)s)")
+    parser.add_argument(
+        "--tile-factor", metavar="F", type=float, default=2, help="tile budget over budget (%(default)s)"
+    )
+    parser.add_argument(
+        "--prefill", metavar="HOW", default="dense", help="dense, or policy: each router's own sparse one (%(default)s)"
+    )
+    parser.add_argument(
+        "--certify", metavar="K,...", default="", help="also certify the first prompt's rows at these budgets (slow)"
+    )
+    parser.add_argument(
+        "--samples", metavar="N", default="32", help="Monte-Carlo draws for each cell, even (%(default)s)"
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out/diagnose"), help="(%(default)s)")
+    parser.add_argument("--report", metavar="DIR", type=Path, help="read this dump, run no model")
+    parser.set_defaults(run=run_diagnose)
+
+
+def run_diagnose(args: argparse.Namespace) -> None:
+    samples = count("--samples")(args.samples)
+    if args.report is not None:
+        if args.model or args.task:
+            raise ValueError("--report reads a dump and runs no model: drop --model and --task, or --report")
+        report(args.report, samples)
+        return
+    _need(args)
+    from closecall.scorers.base import SCORERS
+
+    from ..eval.measure import Subject
+    from . import certified
+    from .diagnose import Study, diagnose
+    from .dump import NAME
+
+    study = Study(
+        model=args.model,
+        task=args.task,
+        context=count("--context")(args.context),
+        n=count("--n")(args.n),
+        seed=args.seed,
+        scorers=each("--scorers", args.scorers, one_of("scorer", SCORERS.names())),
+        budget=count("--budget")(args.budget),
+        tile_factor=args.tile_factor,
+        q=args.q,
+        rho=args.rho,
+        prefill=one_of("prefill", ("dense", "policy"))(args.prefill),  # type: ignore[arg-type]
+        dtype=args.dtype,
+    )
+    budgets = counts("--certify", args.certify) if args.certify else ()
+    subject = Subject.open(args.model, dtype=args.dtype)
+    diagnose(study, args.out / NAME, subject=subject)
+    (args.out / certified.NAME).unlink(missing_ok=True)
+    if budgets:
+        certified.write(certified.shares(subject, study, budgets), args.out)
+    report(args.out, samples)
+
+
+def report(where: Path, samples: int) -> None:
+    """Prints what a dump says; writes it beside the dump."""
+    from . import certified, figures
+    from .diagnose_report import findings_of, markdown, tables
+    from .dump import Dump
+
+    dump = Dump(where)
+    directory = dump.path.parent
+    findings, shares = findings_of(dump, samples=samples), certified.read(directory)
+    found = [*tables(findings), *([certified.table(shares)] if shares else [])]
+    for table in found:
+        print(table.text() + "\n")
+    pictures = figures.save(findings, shares, directory)
+    budgets = ",".join(map(str, dict.fromkeys(s.budget for s in shares)))
+    page = markdown(findings, [certified.table(shares)] if shares else [], pictures, budgets)
+    (directory / "report.md").write_text(page)
+    print(f"closecall: also in {directory / 'report.md'}", file=sys.stderr)
+
+
+def _need(args: argparse.Namespace) -> None:
+    for option, given in (("--model", args.model), ("--task", args.task)):
+        if not given:
+            raise ValueError(f"{option} is missing: name one")
+
+
+def add_calibrate(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="margin thresholds for every layer, so that tiles decide alone",
+        description=CALIBRATE,
+        epilog=CALIBRATE_EXAMPLES,
+    )
+    _model_and_task(parser)
+    parser.add_argument("--context", "--contexts", metavar="N,...", default="8k", help="k for 1024 (%(default)s)")
+    parser.add_argument("--policy", metavar="NAME", default="router-on-quest", help="a router (%(default)s)")
+    parser.add_argument("--n", metavar="N", default="4", help="prompts of each context to calibrate on (%(default)s)")
+    parser.add_argument("--check", metavar="N", type=int, default=2, help="and further ones to check on (%(default)s)")
+    parser.add_argument("--per-head", action="store_true", help="thresholds for every head: cells decide alone")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("out/policy.json"), help="(%(default)s)")
+    parser.set_defaults(run=run_calibrate)
+
+
+def run_calibrate(args: argparse.Namespace) -> None:
+    _need(args)
+    if args.check < 0:
+        raise ValueError(f"--check takes a number of prompts, 0 for none, got {args.check}")
+    import dataclasses
+
+    from ..eval.measure import Subject
+    from ..eval.panel import Spec
+    from .calibrate import calibrate, router_of
+
+    policy = Spec.parse(args.policy).policy(count("--budget")(args.budget))
+    policy = policy.replace(rule=dataclasses.replace(router_of(policy), q=args.q, rho=args.rho))
+    router_of(policy)
+    contexts, n = counts("--context", args.context), count("--n")(args.n)
+    subject = Subject.open(args.model, dtype=args.dtype)
+    found = calibrate(
+        subject, args.task, contexts, policy, n=n, check=args.check, seed=args.seed, per_head=args.per_head
+    )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    part = args.out.with_name(f".{args.out.name}.{os.getpid()}.part")
+    part.write_text(found.policy.to_json() + "\n")
+    part.replace(args.out)
+    print(found.table(args.model).text())
+    print(f"closecall: written to {args.out}", file=sys.stderr)

@@ -1,0 +1,191 @@
+"""The pictures of a diagnosis. Needs matplotlib, imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..spine.plot import GRID, INK, QUIET
+from ..spine.style import BUDGET, COLOURS
+from . import signals
+from .analysis import BY_TILE, Finding, cells_of
+from .certified import LEVELS, Share
+from .diagnose_report import setting
+from .signals import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL = (4.4, 3.0)  # inches
+HEAD, LEFT, RIGHT, BELOW, GAP = 1.15, 0.8, 0.25, 0.6, 0.85
+_COLOUR = {"mean": COLOURS["router"], "quest": COLOURS["router-on-quest"]}
+
+
+def colour(scorer: str) -> str:
+    return _COLOUR.get(scorer, COLOURS["auto"])
+
+
+def _frame(title: str, subtitle: str, down: int, across: int, *, left: float = LEFT) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    width = left + RIGHT + PANEL[0] * across + GAP * (across - 1)
+    height = HEAD + BELOW + PANEL[1] * down + GAP * (down - 1)
+    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
+    grid = figure.subplots(down, across, squeeze=False)
+    figure.text(0.25 / width, 1 - 0.15 / height, title, fontsize=13, fontweight="bold", color=INK, va="top")
+    figure.text(0.25 / width, 1 - 0.45 / height, subtitle, fontsize=8.5, color=QUIET, va="top", linespacing=1.4)
+    figure.subplots_adjust(
+        left=left / width, right=1 - RIGHT / width, top=1 - HEAD / height, bottom=BELOW / height,
+        wspace=GAP / PANEL[0], hspace=GAP / PANEL[1],
+    )  # fmt: skip
+    for axes in grid.flat:
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(which="both", length=0, colors=QUIET, labelsize=8.5)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    return figure, grid
+
+
+def _named(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK, fontweight="bold")
+    axes.set_xlabel(x, color=QUIET, fontsize=8.5)
+    axes.set_ylabel(y, color=QUIET, fontsize=8.5)
+
+
+def _where(finding: Finding) -> str:
+    text = setting(finding.facts)
+    half = text.index("; ") + 2
+    return f"{text[:half].rstrip('; ')}\n{text[half:]}"
+
+
+def margins(findings: Sequence[Finding]) -> Figure:
+    """sigma by layer: why one threshold for all layers fails."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, grid = _frame("Margins by layer", _where(findings[0]), 1, len(findings))
+    for axes, f in zip(grid[0], findings, strict=True):
+        parts = [f.cells["margin"][f.cells["layer"] == n] for n in f.layers]
+        low, quarter, middle, three, high = (
+            np.array([max(float(np.quantile(p, x)), 1e-6) for p in parts]) for x in (0.05, 0.25, 0.5, 0.75, 0.95)
+        )
+        axes.fill_between(f.layers, low, high, color=colour(f.scorer), alpha=0.15, linewidth=0, label="5% to 95%")
+        axes.fill_between(f.layers, quarter, three, color=colour(f.scorer), alpha=0.3, linewidth=0, label="quartiles")
+        axes.plot(f.layers, middle, "-o", color=colour(f.scorer), markersize=4, linewidth=1.6, label="median cell")
+        axes.plot(f.layers, _thresholds(f), "--", color=INK, linewidth=1.2, label="calibrated threshold")
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=float(low.min()) / 8)  # room for the legend
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left", ncols=2)
+        _named(axes, f.scorer, "layer", "margin sigma")
+    return figure
+
+
+def _thresholds(f: Finding) -> list[float]:
+    """By layer, the q-quantile of the margins averaged over heads."""
+    unit = cells_of(f.cells).unit.numpy()
+    mean = signals.by_tile(f.cells["margin"].astype(np.float64), unit)
+    layer = f.cells["layer"][np.unique(unit, return_index=True)[1]]
+    return [float(np.quantile(mean[layer == n], f.facts["q"])) for n in f.layers]
+
+
+def value(findings: Sequence[Finding]) -> Figure:
+    """V* and the true gain against sigma: does a small margin mean that expansion pays?"""
+    figure, grid = _frame("What expansion is worth, by margin", _where(findings[0]), len(findings), 2)
+    for row, f in zip(grid, findings, strict=True):
+        place = within(f.cells["margin"], cells_of(f.cells).pool.numpy())
+        truth = f.cells["lost"] - f.cells["lost_expanded"]
+        for axes, worth, what in (
+            (row[0], f.estimate.value.numpy(), "V* (Monte Carlo)"),
+            (row[1], truth, "true mass regained"),
+        ):
+            x, middle, low, high = binned(place, worth)
+            axes.fill_between(x, low, high, color=colour(f.scorer), alpha=0.2, linewidth=0, label="quartiles")
+            axes.plot(x, middle, "-o", color=colour(f.scorer), markersize=4, linewidth=1.6, label="mean")
+            axes.set_xlim(0, 1)
+            axes.set_ylim(bottom=0)
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+            _named(
+                axes,
+                f"{f.scorer}: {what}",
+                "rank of sigma in its layer and prompt, from closest call to clearest",
+                what,
+            )
+    return figure
+
+
+def within(x: Array, pool: Array) -> Array:
+    """Where each value lies in its pool, from 0 (smallest) to 1."""
+    found = np.empty(len(x))
+    for mine in (pool == p for p in np.unique(pool)):
+        found[mine] = (signals.ranks(x[mine]) - 0.5) / mine.sum()
+    return found
+
+
+def binned(x: Array, y: Array, bins: int = 20) -> tuple[Array, ...]:
+    """Of equal parts by x: median x, mean y, quartiles of y."""
+    parts = [p for p in np.array_split(np.argsort(x, kind="stable"), bins) if len(p)]
+    found = [(float(np.median(x[p])), float(y[p].mean()), *np.quantile(y[p], (0.25, 0.75))) for p in parts]
+    return tuple(np.array(column) for column in zip(*found, strict=True))
+
+
+def regrets(findings: Sequence[Finding]) -> Figure:
+    """Regret of every trigger by the theory's model, and what each really regains."""
+    figure, grid = _frame("Triggers: regret, and mass regained", _where(findings[0]), len(findings), 2, left=1.45)
+    for row, f in zip(grid, findings, strict=True):
+        names = [f"{t.name}, {t.regret.fired:.0%}" for t in f.triggers]
+        y = -np.arange(len(names), dtype=float)
+        for i, t in enumerate(f.triggers):
+            shade = colour(f.scorer) if t.name in BY_TILE else BUDGET
+            low, high = max(t.regret.low, 0.0), t.regret.high
+            row[0].plot([low, high], [-i, -i], color=shade, linewidth=6, solid_capstyle="butt")
+            row[0].plot([low - 2 * t.regret.error, high + 2 * t.regret.error], [-i, -i], color=INK, linewidth=1)
+            row[1].barh(-i, t.regained / t.best if t.best > 0 else 0.0, height=0.6, color=shade)
+        row[0].set_yticks(y, names, fontsize=8.5, color=INK)
+        row[1].set_yticks(y, ["" for _ in names])
+        row[0].set_xlim(left=0)
+        row[1].set_xlim(0, 1.02)
+        for axes in row:
+            axes.set_ylim(-len(names) + 0.4, 0.6)
+        _named(
+            row[0],
+            f"{f.scorer}: regret by Monte Carlo (%: fired; grey: by cell)",
+            "identification errors a cell, ± 2 s.e.",
+            "",
+        )
+        _named(row[1], f"{f.scorer}: true mass regained", "as a share of the best choice of as many", "")
+    return figure
+
+
+def tightness(found: Sequence[Share], where: str) -> Figure:
+    """How many rows lost at most so much, and how many can be proved to."""
+    scorers = list(dict.fromkeys(s.scorer for s in found))
+    figure, grid = _frame("Certificates: proved, and true", where, 1, len(scorers))
+    for axes, scorer in zip(grid[0], scorers, strict=True):
+        mine = [s for s in found if s.scorer == scorer]
+        for i, s in enumerate(mine):
+            style: dict[str, Any] = {"color": colour(scorer), "alpha": 1 - 0.65 * i / max(1, len(mine) - 1)}
+            proved, true = (np.array(x) / s.rows for x in (s.certified, s.really))
+            axes.plot(LEVELS, proved, "-", linewidth=1.8, label=f"tile budget {s.tile_budget}: proved", **style)
+            axes.plot(LEVELS, true, "--", linewidth=1.2, label="true", **style)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1.02)
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right", ncols=2)
+        _named(axes, scorer, "softmax mass dropped, at most", "share of rows (all heads and layers)")
+    return figure
+
+
+def save(findings: Sequence[Finding], certified: Sequence[Share], directory: Path) -> list[str]:
+    """Every picture as PNG; their names."""
+    made = {"margins": margins(findings), "value": value(findings), "regret": regrets(findings)}
+    if certified:
+        facts = findings[0].facts
+        where = f"{facts['model']}, {facts['task']} at {facts['context']} tokens, first prompt\nrouter on the scorer, q"
+        made["tightness"] = tightness(certified, f"{where} {facts['q']:g}, at each budget")
+    for name, figure in made.items():
+        figure.savefig(directory / f"{name}.png")
+    return [f"{name}.png" for name in made]

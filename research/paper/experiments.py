@@ -1,0 +1,158 @@
+"""The paper's experiments by name: what each runs, in the paper's own contexts and budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from closecall.registry import unknown
+from closecall_lab.report import paper
+
+K = 1024
+FIVE = ("dense", "topk", "router", "quest", "router-on-quest")
+NEEDLE, CHASE = "niah-multikey", "pointer-chase"
+V2 = "longbench-v2:length=medium"
+V1 = {
+    "musique-2hop": "longbench-musique:hops=2",
+    "musique-4hop": "longbench-musique:hops=4",
+    "narrativeqa": "longbench-narrativeqa",
+    "qasper": "longbench-qasper",
+}
+# What the probes, which know a thousand words, have in place of the paper's tasks.
+FOR_PROBES = {NEEDLE: "probe-needle", CHASE: "probe-chase"}
+QS = (0.1, 0.2, 0.3, 0.4)
+THRESHOLDS = (0.01, 0.05, 0.2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One panel of runs: everything with everything."""
+
+    tasks: tuple[str, ...]
+    contexts: tuple[int, ...]
+    policies: tuple[str, ...]
+    budgets: tuple[int, ...] = (33,)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`n` examples, as the paper had; `data` says that the task's examples come from a file or the hub."""
+
+    name: str
+    about: str
+    where: str
+    n: int
+    parts: tuple[Part, ...]
+    data: bool = False
+
+
+def _routers(*overrides: str) -> tuple[str, ...]:
+    return tuple(f"router:{text}" for text in overrides)
+
+
+EXPERIMENTS = (
+    Experiment(
+        "ruler",
+        "accuracy of the five policies on needles with 3 keys, 32K",
+        paper.RULER_WHERE,
+        100,
+        (Part((NEEDLE,), (32 * K,), FIVE),),
+    ),
+    Experiment(
+        "longbench-v2",
+        "accuracy and paired recall of the five policies on multiple choice, 32K (needs data)",
+        paper.LONGBENCH_V2_WHERE,
+        215,
+        (Part((V2,), (32 * K,), FIVE),),
+        data=True,
+    ),
+    Experiment(
+        "pareto",
+        "accuracy and wall time against dense as the context grows, 32K to 128K",
+        paper.PARETO_WHERE,
+        100,
+        (Part((NEEDLE,), (32 * K, 64 * K, 128 * K), FIVE),),
+    ),
+    Experiment(
+        "budget-match",
+        "how much of the router's lift is budget, how much selectivity",
+        paper.BUDGET_MATCH_WHERE,
+        100,
+        (
+            Part(
+                (NEEDLE,),
+                (32 * K,),
+                (
+                    "dense", "topk", "quest",
+                    *(f"{r}{c}" for r in ("router", "router-on-quest") for c in ("", "/matched", "/random", "/last")),
+                ),
+            ),
+            Part((NEEDLE,), (32 * K,), ("quest",), (33, 40, 47, 52, 66)),
+        ),
+    ),
+    Experiment(
+        "pch",
+        "hit rate and time on the pointer-chase haystack, 3 hops, 8K to 64K",
+        paper.PCH_WHERE,
+        30,
+        tuple(
+            Part((CHASE,), (context,), ("dense", "topk", "router:q=0.1"), (budget,))
+            for context, budget in paper.PCH_BUDGET.items()
+        ),
+    ),
+    Experiment(
+        "q-sweep",
+        "paired recall as the router triggers 10% to 40% of the tiles",
+        paper.Q_SWEEP_WHERE,
+        30,
+        (Part((NEEDLE,), (32 * K,), ("dense", "topk", *_routers(*(f"q={q}" for q in QS)))),),
+    ),
+    Experiment(
+        "per-cell-trigger",
+        "a rejected trigger: the least decided cells instead of tiles",
+        paper.PER_CELL_WHERE,
+        30,
+        (
+            Part(
+                (NEEDLE,),
+                (32 * K,),
+                ("dense", "topk", *_routers(*(x for q in QS for x in (f"q={q}", f"q={q},trigger=per-cell")))),
+            ),
+        ),
+    ),
+    Experiment(
+        "absolute-trigger",
+        "a rejected trigger: a fixed threshold on the margin, whatever the layer",
+        paper.ABSOLUTE_WHERE,
+        30,
+        (
+            Part(
+                (NEEDLE,),
+                (32 * K,),
+                ("dense", "topk", "router", *_routers(*(f"threshold={t},trigger=absolute" for t in THRESHOLDS))),
+            ),
+        ),
+    ),
+    Experiment(
+        "longbench-v1",
+        "the negative control: prompts that leave the budget room (needs data)",
+        paper.LONGBENCH_V1_WHERE,
+        30,
+        (Part(tuple(V1.values()), (32 * K,), ("dense", "topk", "router")),),
+        data=True,
+    ),
+)  # fmt: skip
+
+
+def get(name: str) -> Experiment:
+    found = next((e for e in EXPERIMENTS if e.name == name), None)
+    if found is None:
+        raise unknown("experiment", name, (e.name for e in EXPERIMENTS))
+    return found
+
+
+def listing() -> str:
+    """What `closecall reproduce` alone prints."""
+    width = max(len(e.name) for e in EXPERIMENTS)
+    lines = [f"  {e.name:<{width}}  {e.about}  [{e.where}]" for e in EXPERIMENTS]
+    usage = "closecall reproduce NAME --model M    M: probe, smollm2 (scaled), or any model (the paper's own sizes)"
+    return "\n".join(["The paper's experiments:", "", *lines, "", usage])

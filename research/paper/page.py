@@ -1,0 +1,34 @@
+"""The page of a reproduction: our figures beside the paper's, then all that was measured on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from closecall_lab.report import figures
+from closecall_lab.report.compose import CAPTIONS, LEAD, drawn, plot_notes, setting_section, slug
+from closecall_lab.spine.page import Page, Section
+
+from . import beside
+from .reproduce import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def reproduction(outcome: Outcome) -> Page:
+    """Our figures beside the paper's, then all that was measured on the way."""
+    plan, found = outcome.plan, outcome.gathered
+    sections = [Section("Ours beside the paper's", plan.left_out, beside.BESIDE[plan.experiment.name](outcome))]
+    pictures: dict[str, Figure] = {}
+    captions: dict[str, str] = {}
+    for model in found.models:
+        mine = found.of(model)
+        made, about = drawn(model, mine)
+        if plan.experiment.name == "pareto" and made:
+            stem = f"pareto-{slug(model)}"
+            made, about = {stem: figures.pareto(model, mine)} | made, {stem: f"{CAPTIONS['pareto']}, {model}"} | about
+        pictures |= made
+        captions |= about
+        sections.append(Section(f"Everything measured: {model}", figures=list(made)))
+        sections += [setting_section(s) for s in mine]
+    return Page(plan.title, (*plan.lead, *LEAD, *found.notes, *plot_notes()), sections, pictures, captions)

@@ -1,0 +1,342 @@
+"""The Triton backend: block summaries, tile scores, attention and decode on CUDA and ROCm devices (kernels in gpu/).
+
+Nothing between the kernels asks the device for anything, so a call can be captured in a CUDA graph once the same plan
+has run before. On CPU tensors the same kernels run under Triton's interpreter where `TRITON_INTERPRET=1` asks for it:
+to check them, many times slower than the `cpu` backend.
+
+Limits:
+
+* head and value dims up to 256; float32, bfloat16, float16;
+* scorers other than `mean`, `quest`, `box` and `outliers`, one's own among them, are scored by the reference backend,
+  which does ask the device;
+* an infinite coordinate in a key makes its block's score NaN where the scorer makes boxes, so the block ranks last; an
+  infinite value makes the rows that attend to it NaN;
+* under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...geometry import Geometry
+from ...policy import Policy
+from ...rules.base import Ranked
+from ...selection import Selection
+from .. import empty_outputs, reference
+from . import launch
+from . import rank as ranking
+from .interpret import kernels
+from .tables import Tables, tables
+
+FEW_ROWS = 16  # decode: calls of at most this many query rows
+_SCORERS = ("mean", "quest", "box", "outliers")
+_AGGREGATES = ("max", "mean", "mass", "mass-max", "softmax")
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _interpreting() -> bool:
+    import triton  # type: ignore[import-untyped]
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def why_not(q: Tensor) -> str | None:
+    if not _installed():
+        other = "cpu" if q.device.type == "cpu" else "flex"
+        return f"triton is not installed: pip install triton, or use backend={other!r}"
+    if q.device.type == "cpu":
+        if not _interpreting():
+            return (
+                "Triton kernels run on cuda devices, not on cpu: use backend='cpu', or TRITON_INTERPRET=1 to check them"
+            )
+    elif q.device.type != "cuda":
+        return f"Triton kernels run on cuda devices, not on {q.device.type}: use backend='reference'"
+    else:
+        problem = _device_problem(q.device)
+        if problem is not None:
+            return problem
+    if q.dtype not in launch.DTYPES:
+        return f"no Triton kernel for {q.dtype}: use float32, bfloat16 or float16, or backend='reference'"
+    return _dim_problem("head", q.shape[3])
+
+
+def _dim_problem(kind: str, dim: int) -> str | None:
+    if dim > launch.LARGEST_DIM:
+        return f"no Triton kernel for {kind} dim {dim}, the largest is {launch.LARGEST_DIM}: use backend='flex'"
+    return None
+
+
+def _device_problem(device: torch.device) -> str | None:
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        if not properties.gcnArchName.startswith("gfx9"):
+            return f"Triton kernels need a CDNA device (gfx9), not {properties.gcnArchName}: use backend='flex'"
+    elif properties.major < 8:
+        return (
+            f"Triton kernels need compute capability 8.0, not {properties.major}.{properties.minor}: use backend='flex'"
+        )
+    return None
+
+
+def _arch(device: torch.device) -> str:
+    """The launch table's entry for a device: the newest whose instructions it has."""
+    if device.type == "cpu" or not torch.cuda.is_available():
+        return "sm_80"  # under the interpreter any entry does
+    if torch.version.hip:
+        return "gfx942"
+    major = torch.cuda.get_device_properties(device).major
+    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
+
+
+@contextlib.contextmanager
+def _running(device: torch.device) -> Iterator[Any]:
+    """The kernels for a device, which is made the current one; under the interpreter, NumPy's warnings are silenced."""
+    if device.type == "cpu":
+        with np.errstate(all="ignore"):
+            yield kernels(interpreted=True)
+    else:
+        with torch.cuda.device(device):
+            yield kernels(interpreted=False)
+
+
+def _wide(q: Tensor) -> bool:
+    """Whether products are made in float32 whatever the type: under the interpreter, which cannot multiply bfloat16."""
+    return q.device.type == "cpu"
+
+
+def _fit(wanted: int, there: int) -> int:
+    """A power of two of at most `wanted` that covers `there`, but no less than tensor cores take."""
+    return min(wanted, launch.padded(there))
+
+
+def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Tensor, dict[str, Any]]:
+    """Summaries `[Hkv, planes, slots, width]` and what the score kernels must know about them."""
+    scorer = policy.scorer
+    assert scorer is not None
+    outliers = scorer.name == "outliers"
+    shrink = float(getattr(scorer, "c", 1.0))
+    vectors = getattr(scorer, "m", 0) + 1
+    slots, dim = here.blocks.shape[0], k.shape[3]
+    width = launch.padded(dim)
+    kind = "boxed-outliers" if outliers and shrink else scorer.name
+    told = launch.layout(kind, vectors, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
+    chosen = launch.choose("outliers" if outliers else "summaries", _arch(k.device), dim, dim, k.dtype)
+    keys = _fit(chosen.keys, block)
+    common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
+    dtype = torch.float32 if outliers and _wide(k) else k.dtype
+    out = k.new_empty(k.shape[1], told["PLANES"] + vectors - 1, slots, width, dtype=dtype)
+    with _running(k.device) as kernel:
+        if outliers:
+            kernel.outliers_kernel[(slots, k.shape[1])](
+                k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], VECTORS=vectors, WIDTH=width, DIM=dim,
+                **common,
+            )  # fmt: skip
+        else:
+            kernel.summaries_kernel[(slots, k.shape[1])](
+                k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], SHRUNK=scorer.name == "box",
+                PLANES=told["PLANES"], SHIFT=told["SHIFT"], WIDTH=width, DIM=dim, **common,
+            )  # fmt: skip
+    return out.to(k.dtype), told
+
+
+def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: float, sinks: int) -> Tensor:
+    """`[B, H, M]`: the log-sum-exp of every row over its forced blocks, which are attended to with as few values as a
+    product takes."""
+    counts = here.geometry.forced(sinks)[:, None]
+    order = torch.empty(*counts.shape, 0, dtype=torch.int32, device=q.device)
+    nothing = Ranked(order, order.float(), here.visible, counts[:, 0], here.geometry.sequence)
+    most = min(geometry.n_blocks, sinks + (geometry.tile + geometry.block - 2) // geometry.block + 1)
+    kept = ranking.gather_kept(nothing, counts, here.geometry, sinks, most).expand(-1, q.shape[1], -1, -1)
+    unknown = order.float()
+    selection = Selection(kept, counts.expand(-1, q.shape[1], -1), unknown, unknown, geometry)
+    return attend(q, k, k[..., : launch.FORCED_VALUES], selection, geometry, scale)[1]
+
+
+def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+    assert policy.scorer is not None
+    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
+        return reference.rank(q, k, policy, geometry, scale)
+    here = tables(geometry, q.device)
+    batch, heads, rows, dim = q.shape
+    n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
+    width = policy.rule.limit(n_blocks)
+    order = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32, device=q.device)
+    scores = torch.empty(batch, heads, n_tiles, width, device=q.device)
+    forced = here.geometry.forced(policy.sinks)
+    if here.blocks.shape[0] == 0:  # nothing but padding
+        return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
+    summaries, told = _summarise(k, policy, here, geometry.block)
+    slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
+    mass, softmax = policy.aggregate.startswith("mass"), policy.aggregate == "softmax"
+    told |= {
+        "TILE": geometry.tile, "BLOCK": geometry.block, "SOFTMAX": softmax, "WIDE": _wide(q),
+        "PRECISION": launch.precision(arch, launch.DTYPES[q.dtype]),
+        "SLICE": launch.score_slice(dim, launch.DTYPES[q.dtype]),
+    }  # fmt: skip
+
+    def fitted(chosen: launch.Launch) -> dict[str, Any]:
+        sizes = {"ROWS": _fit(chosen.rows, geometry.tile), "KEYS": _fit(chosen.keys, n_blocks)}
+        return told | sizes | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+
+    sums = own = scores  # not read where rows are not normalised
+    if mass:
+        own = _forced_mass(q, k, geometry, here, scale, policy.sinks)
+        scale *= math.log2(math.e)
+    normalised = mass or softmax
+    if normalised:
+        sums = torch.empty(batch, heads, rows, 2 if mass else 1, device=q.device)
+
+        def add_up(chosen: launch.Launch) -> None:
+            constants = fitted(chosen)
+            with _running(q.device) as kernel:
+                kernel.sums_kernel[(n_tiles * -(-geometry.tile // constants["ROWS"]), heads, batch)](
+                    q, summaries, here.plan, own, sums, *q.stride(), n_tiles, rows, group, slots, policy.sinks, scale,
+                    **constants,
+                )  # fmt: skip
+
+        launch.run("sums", arch, dim, dim, q.dtype, add_up)
+
+    def run(chosen: launch.Launch) -> None:
+        with _running(q.device) as kernel:
+            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks):
+                shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
+                found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int64, device=q.device)
+                kernel.scores_kernel[shape](
+                    q, summaries, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
+                    heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
+                    MEAN=policy.aggregate in ("mean", "mass"), **fitted(chosen),
+                )  # fmt: skip
+                best = found.topk(width, dim=-1).values
+                order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)
+
+    launch.run(launch.scoring(told["VECTORS"], normalised), arch, dim, dim, q.dtype, run)
+    return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
+
+
+def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+    return ranking.gather_kept(ranked, counts, tables(geometry, counts.device).geometry, sinks, width)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float, softcap: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    problem = _dim_problem("value", v.shape[3])
+    if problem is not None:
+        raise ValueError(f"backend 'triton' cannot run here: {problem}")
+    here = tables(geometry, q.device)
+    out, lse = empty_outputs(q.float() if _wide(q) else q, v)  # the interpreter cuts float32 off where it should round
+    if here.blocks.shape[0]:
+        path = _few if q.shape[2] <= FEW_ROWS and geometry.n_tiles == 1 else _many
+        path(q, k, v, selection, geometry, here, _factors(scale, softcap), out, lse)
+    return out.to(q.dtype), lse
+
+
+def _factors(scale: float, softcap: float) -> tuple[float, float]:
+    """What products are multiplied with before and after the softcap, so that logits come out in base 2."""
+    log2_e = math.log2(math.e)
+    return (2 * log2_e * scale / softcap, log2_e * softcap) if softcap else (log2_e * scale, 0.0)
+
+
+def _constants(q: Tensor, v: Tensor, block: int, outer: float) -> dict[str, Any]:
+    (head, tail), (v_head, v_tail) = launch.slices(q.shape[3]), launch.slices(v.shape[3])
+    return {
+        "BLOCK": block, "DIM": q.shape[3], "HEAD": head, "TAIL": tail,
+        "V_DIM": v.shape[3], "V_HEAD": v_head, "V_TAIL": v_tail, "SOFTCAP": outer != 0, "WIDE": _wide(q),
+        "PRECISION": launch.precision(_arch(q.device), launch.DTYPES[q.dtype]),
+        "SLICE": launch.step(_arch(q.device), q.shape[3], launch.DTYPES[q.dtype]),
+    }  # fmt: skip
+
+
+def _many(
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, here: Tables,
+    factors: tuple[float, float], out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
+    batch, heads, rows, dim = q.shape
+    if selection is None:
+        kept = counts = here.plan  # not read
+        strides: tuple[int, ...] = (0,) * 6
+    else:
+        kept = selection.kv_idx if selection.kv_idx.stride(3) == 1 else selection.kv_idx.contiguous()
+        # No further than there are blocks, should a rule of one's own count wrongly: nothing else checks on the device.
+        counts = selection.counts.minimum((kept < geometry.n_blocks).sum(-1)).to(torch.int32)
+        strides = (*kept.stride()[:3], *counts.stride())
+
+    def run(chosen: launch.Launch) -> None:
+        part = _fit(chosen.rows, geometry.tile)
+        grid = (geometry.n_tiles * -(-geometry.tile // part), heads, batch)
+        with _running(q.device) as kernel:
+            kernel.attend_kernel[grid](
+                q, k, v, out, lse, kept, counts, here.plan, *q.stride(), *k.stride(), *v.stride(), *strides,
+                geometry.n_tiles, rows, heads // k.shape[1], *factors,
+                TILE=geometry.tile, ROWS=part, KEYS=_fit(chosen.keys, geometry.block), LISTED=selection is not None,
+                STAGES=chosen.num_stages, **_constants(q, v, geometry.block, factors[1]),
+                num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+            )  # fmt: skip
+
+    launch.run("attend", _arch(q.device), dim, v.shape[3], q.dtype, run)
+
+
+def _few(
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, here: Tables,
+    factors: tuple[float, float], out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
+    batch, heads, rows, dim = q.shape
+    kv_heads, v_dim = k.shape[1], v.shape[3]
+    group, n_blocks = heads // kv_heads, geometry.n_blocks
+    blocks = counts = members = here.plan  # not read where there is no selection
+    most = n_blocks
+    if selection is not None:
+        blocks, counts, members = _union(selection, kv_heads)
+        most = min(n_blocks, group * selection.kv_idx.shape[3])
+    arch = _arch(q.device)
+
+    def run(chosen: launch.Launch) -> None:
+        piles = kv_heads * -(-group * rows // chosen.rows)
+        splits = _splits(batch * piles, most, q.device)
+        parts = torch.empty(batch, heads, rows, splits, v_dim, device=q.device)
+        sums = torch.empty(batch, heads, rows, splits, device=q.device)
+        merge = launch.choose("merge", arch, dim, v_dim, q.dtype)
+        with _running(q.device) as kernel:
+            kernel.few_kernel[(splits, piles, batch)](
+                q, k, v, parts, sums, blocks, counts, members, here.plan, *q.stride(), *k.stride(), *v.stride(),
+                rows, group, n_blocks, *factors, ROWS=chosen.rows, KEYS=_fit(chosen.keys, geometry.block),
+                SPLITS=splits, LISTED=selection is not None, STAGES=chosen.num_stages,
+                **_constants(q, v, geometry.block, factors[1]),
+                num_warps=chosen.num_warps, num_stages=chosen.num_stages,
+            )  # fmt: skip
+            kernel.merge_kernel[(batch * heads * rows,)](
+                parts, sums, out, lse, SPLITS=splits, WAYS=splits, V_DIM=v_dim,
+                WIDTH=launch.padded(v_dim), num_warps=merge.num_warps, num_stages=merge.num_stages,
+            )  # fmt: skip
+
+    launch.run("few", arch, dim, v_dim, q.dtype, run)
+
+
+def _union(selection: Selection, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the only tile: the blocks that any head of a group keeps, ascending, how many, and which head keeps which."""
+    members = selection.kept_mask((slice(None), slice(None), 0)).to(torch.int8).contiguous()
+    any_head = torch.unflatten(members, 1, (kv_heads, -1)).amax(2)
+    # A stable sort by "not kept" leaves the kept blocks first, ascending.
+    blocks = (1 - any_head).sort(dim=-1, stable=True).indices.to(torch.int32)
+    return blocks.contiguous(), any_head.sum(-1, dtype=torch.int32), members
+
+
+def _splits(programs: int, blocks: int, device: torch.device) -> int:
+    """How many programs share one row's blocks: enough to fill the device twice, at least two blocks each."""
+    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    wanted = max(1, min(2 * units // programs, blocks // 2, 64))
+    return 1 << (wanted.bit_length() - 1)

@@ -1,0 +1,1 @@
+"""The Triton kernels. Importing them needs triton."""

@@ -1,0 +1,136 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, N806, SIM108
+# (Triton's language has no types, and its constants are capitals.)
+"""Exact attention of a tile's rows over its kept blocks."""
+
+import triton.language as tl
+
+import triton
+
+from .steps import LN_2, LOWEST, bounded, rows_of, settle, sliced, soften, weigh
+
+
+@triton.jit(do_not_specialize=["n_tiles", "q_len"])
+def attend_kernel(
+    q, k, v, out, lse, kept, counts, plan,
+    q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, kept_b, kept_h, kept_t, counts_b, counts_h, counts_t,
+    n_tiles, q_len, group, inner, outer,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, V_DIM: tl.constexpr, V_HEAD: tl.constexpr, V_TAIL: tl.constexpr,
+    LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """One program does ROWS rows of one tile of one head.
+
+    Kept blocks ascend, so those that even the first row sees whole come first. The first loop runs over them and has
+    neither a mask nor a branch, which is what lets the compiler overlap its loads with its products; the second runs
+    over the few blocks that cross the rows' own positions.
+    """
+    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    PIECES: tl.constexpr = (BLOCK + KEYS - 1) // KEYS
+    # The second loop holds masks too: smaller steps keep it in registers.
+    NEAR: tl.constexpr = 16 if KEYS < 32 or V_HEAD > 128 else 32
+    STEPS: tl.constexpr = (BLOCK + NEAR - 1) // NEAR
+    # Later tiles see more and start first, so that the device does not wait for them at the end.
+    tile = n_tiles - 1 - tl.program_id(0) // PARTS
+    part = tl.program_id(0) % PARTS
+    h = tl.program_id(1)
+    b = tl.program_id(2)
+    entry = plan + (b * n_tiles + tile) * 5
+    row, rows, key, pos = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+    if part * ROWS >= rows:  # a tile that does not exist, or that ends before this part of it
+        return
+
+    at = part * ROWS + tl.arange(0, ROWS)
+    real = at < rows
+    mine = pos + at  # positions among the sequence's keys
+    first = pos + part * ROWS
+    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
+    k += b.to(tl.int64) * k_b + (h // group).to(tl.int64) * k_h + key.to(tl.int64) * k_n
+    v += b.to(tl.int64) * v_b + (h // group).to(tl.int64) * v_h + key.to(tl.int64) * v_n
+    if SLICE == 0:
+        q0 = rows_of(q, at, real, q_n, q_d, 0, HEAD, DIM, True, WIDE)
+    if SLICE == 0 and TAIL:
+        q1 = rows_of(q, at, real, q_n, q_d, HEAD, TAIL, DIM, True, WIDE)
+
+    # How many kept blocks there are, and how many of them the first row sees whole.
+    whole = 0
+    if LISTED:
+        kept += b.to(tl.int64) * kept_b + h.to(tl.int64) * kept_h + tile.to(tl.int64) * kept_t
+        count = tl.load(counts + b.to(tl.int64) * counts_b + h.to(tl.int64) * counts_h + tile.to(tl.int64) * counts_t)
+        if BLOCK % KEYS == 0:
+            whole = count
+            if count > 0:  # at most as many cross the tile's rows as the tile has blocks of its own
+                for _ in range((TILE + BLOCK - 2) // BLOCK + 1):
+                    last = tl.load(kept + tl.maximum(whole - 1, 0))
+                    whole -= ((whole > 0) & ((last + 1) * BLOCK > first + 1)).to(tl.int32)
+    else:
+        count = (pos + rows + BLOCK - 1) // BLOCK
+        if BLOCK % KEYS == 0:
+            whole = (first + 1) // BLOCK
+
+    top = tl.full([ROWS], LOWEST, tl.float32)
+    mass = tl.full([ROWS], 0.0, tl.float32)
+    acc0 = tl.full([ROWS, V_HEAD], 0.0, tl.float32)
+    if V_TAIL:
+        acc1 = tl.full([ROWS, V_TAIL], 0.0, tl.float32)
+    piece = tl.arange(0, KEYS)
+
+    for i in tl.range(0, whole * PIECES, num_stages=STAGES):
+        if LISTED:
+            start = tl.load(kept + i // PIECES) * BLOCK + (i % PIECES) * KEYS
+        else:
+            start = i * KEYS
+        here = k + start.to(tl.int64) * k_n
+        if SLICE:
+            s = sliced(q, at, real, q_n, q_d, here, piece, piece, k_n, k_d, ROWS, KEYS, DIM, SLICE, False, PRECISION,
+                       WIDE, STAGES)  # fmt: skip
+        else:
+            k0 = rows_of(here, piece, piece, k_n, k_d, 0, HEAD, DIM, False, WIDE)
+            s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
+            if TAIL:
+                k1 = rows_of(here, piece, piece, k_n, k_d, HEAD, TAIL, DIM, False, WIDE)
+                s = tl.dot(q1, tl.trans(k1), s, input_precision=PRECISION)
+        weights, top, mass, shrink = soften(bounded(s, inner, outer, SOFTCAP), top, mass)
+        there = v + start.to(tl.int64) * v_n
+        v0 = rows_of(there, piece, piece, v_n, v_d, 0, V_HEAD, V_DIM, False, WIDE)
+        acc0 = tl.dot(weights.to(v0.dtype), v0, acc0 * shrink[:, None], input_precision=PRECISION)
+        if V_TAIL:
+            v1 = rows_of(there, piece, piece, v_n, v_d, V_HEAD, V_TAIL, V_DIM, False, WIDE)
+            acc1 = tl.dot(weights.to(v1.dtype), v1, acc1 * shrink[:, None], input_precision=PRECISION)
+
+    end = pos + rows
+    step = tl.arange(0, NEAR)
+    for i in tl.range(whole * STEPS, count * STEPS, num_stages=1):
+        within = (i % STEPS) * NEAR + step
+        if LISTED:
+            there = tl.load(kept + i // STEPS) * BLOCK + within
+        else:
+            there = (i // STEPS) * BLOCK + within
+        ok = (there < end) & (within < BLOCK)
+        if SLICE:
+            s = sliced(q, at, real, q_n, q_d, k, there, ok, k_n, k_d, ROWS, NEAR, DIM, SLICE, True, PRECISION, WIDE,
+                       1)  # fmt: skip
+        else:
+            k0 = rows_of(k, there, ok, k_n, k_d, 0, HEAD, DIM, True, WIDE)
+            s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
+            if TAIL:
+                k1 = rows_of(k, there, ok, k_n, k_d, HEAD, TAIL, DIM, True, WIDE)
+                s = tl.dot(q1, tl.trans(k1), s, input_precision=PRECISION)
+        sees = (there[None, :] <= mine[:, None]) & ok[None, :]
+        s = tl.where(sees, bounded(s, inner, outer, SOFTCAP), -float("inf"))
+        weights, top, mass, shrink = soften(s, top, mass)
+        v0 = rows_of(v, there, ok, v_n, v_d, 0, V_HEAD, V_DIM, True, WIDE)
+        acc0 = weigh(weights, v0, acc0 * shrink[:, None], sees, PRECISION, WIDE)
+        if V_TAIL:
+            v1 = rows_of(v, there, ok, v_n, v_d, V_HEAD, V_TAIL, V_DIM, True, WIDE)
+            acc1 = weigh(weights, v1, acc1 * shrink[:, None], sees, PRECISION, WIDE)
+
+    line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at  # of the output, which is contiguous
+    tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=real)
+    column = tl.arange(0, V_HEAD)
+    tl.store(out + line[:, None] * V_DIM + column[None, :], settle(acc0, mass).to(out.dtype.element_ty),
+             mask=real[:, None] & (column < V_DIM)[None, :])  # fmt: skip
+    if V_TAIL:
+        tl.store(out + line[:, None] * V_DIM + V_HEAD + tl.arange(0, V_TAIL)[None, :],
+                 settle(acc1, mass).to(out.dtype.element_ty), mask=real[:, None])  # fmt: skip

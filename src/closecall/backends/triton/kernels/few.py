@@ -1,0 +1,120 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, N806, SIM108
+# (Triton's language has no types, and its constants are capitals.)
+"""Decode: the few rows of all query heads that share a key head in one tile, their blocks split over programs."""
+
+import triton.language as tl
+
+import triton
+
+from .steps import LN_2, LOWEST, bounded, largest, rows_of, settle, sliced, soften, total, weigh
+
+
+@triton.jit(do_not_specialize=["q_len", "n_blocks"])
+def few_kernel(
+    q, k, v, out, lse, blocks, counts, members, plan,
+    q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, q_len, group, n_blocks, inner, outer,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr,
+    TAIL: tl.constexpr, V_DIM: tl.constexpr, V_HEAD: tl.constexpr, V_TAIL: tl.constexpr, SPLITS: tl.constexpr,
+    LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """One program does one split of the blocks that any of the heads keeps, for ROWS of the group's rows.
+
+    `blocks [B, Hkv, n_blocks]` lists those blocks and `members [B, H, n_blocks]` says which head keeps which. Results
+    are partial, `[B, H, q_len, SPLITS, ...]` in float32: the merge kernel joins them by their log-sum-exp.
+    """
+    PIECES: tl.constexpr = (BLOCK + KEYS - 1) // KEYS
+    split = tl.program_id(0)
+    chunks = (group * q_len + ROWS - 1) // ROWS
+    shared = tl.program_id(1) // chunks
+    b = tl.program_id(2)
+    kv_heads = tl.num_programs(1) // chunks
+    entry = plan + b * 5
+    row, rows, key, pos = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+    packed = (tl.program_id(1) % chunks) * ROWS + tl.arange(0, ROWS)
+    head = shared * group + packed // q_len
+    at = packed % q_len
+    inside = packed < group * q_len
+    real = inside & (at >= row) & (at < row + rows)
+    mine = pos + at - row
+    q += b.to(tl.int64) * q_b
+    q_at = head.to(tl.int64) * q_h + at.to(tl.int64) * q_n
+    if SLICE == 0:
+        q0 = rows_of(q, q_at, real, 1, q_d, 0, HEAD, DIM, True, WIDE)
+    if SLICE == 0 and TAIL:
+        q1 = rows_of(q, q_at, real, 1, q_d, HEAD, TAIL, DIM, True, WIDE)
+    k += b.to(tl.int64) * k_b + shared.to(tl.int64) * k_h + key.to(tl.int64) * k_n
+    v += b.to(tl.int64) * v_b + shared.to(tl.int64) * v_h + key.to(tl.int64) * v_n
+
+    if LISTED:
+        blocks += (b.to(tl.int64) * kv_heads + shared) * n_blocks
+        members += (b.to(tl.int64) * (kv_heads * group) + head) * n_blocks
+        count = tl.load(counts + b * kv_heads + shared)
+    else:
+        count = tl.where(rows > 0, (pos + rows + BLOCK - 1) // BLOCK, 0)
+    each = (count + SPLITS - 1) // SPLITS
+    last = tl.minimum(count, (split + 1) * each)
+
+    top = tl.full([ROWS], LOWEST, tl.float32)
+    mass = tl.full([ROWS], 0.0, tl.float32)
+    acc0 = tl.full([ROWS, V_HEAD], 0.0, tl.float32)
+    if V_TAIL:
+        acc1 = tl.full([ROWS, V_TAIL], 0.0, tl.float32)
+    piece = tl.arange(0, KEYS)
+    end = pos + rows
+    for i in tl.range(split * each * PIECES, last * PIECES, num_stages=STAGES):
+        if LISTED:
+            block = tl.load(blocks + i // PIECES)
+        else:
+            block = i // PIECES
+        within = (i % PIECES) * KEYS + piece
+        there = block * BLOCK + within
+        ok = (there < end) & (within < BLOCK)
+        if SLICE:
+            s = sliced(q, q_at, real, 1, q_d, k, there, ok, k_n, k_d, ROWS, KEYS, DIM, SLICE, True, PRECISION, WIDE,
+                       STAGES)  # fmt: skip
+        else:
+            k0 = rows_of(k, there, ok, k_n, k_d, 0, HEAD, DIM, True, WIDE)
+            s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
+            if TAIL:
+                k1 = rows_of(k, there, ok, k_n, k_d, HEAD, TAIL, DIM, True, WIDE)
+                s = tl.dot(q1, tl.trans(k1), s, input_precision=PRECISION)
+        sees = (there[None, :] <= mine[:, None]) & ok[None, :] & real[:, None]
+        if LISTED:
+            sees = sees & (tl.load(members + block, mask=inside, other=0) != 0)[:, None]
+        s = tl.where(sees, bounded(s, inner, outer, SOFTCAP), -float("inf"))
+        weights, top, mass, shrink = soften(s, top, mass)
+        v0 = rows_of(v, there, ok, v_n, v_d, 0, V_HEAD, V_DIM, True, WIDE)
+        acc0 = weigh(weights, v0, acc0 * shrink[:, None], sees, PRECISION, WIDE)
+        if V_TAIL:
+            v1 = rows_of(v, there, ok, v_n, v_d, V_HEAD, V_TAIL, V_DIM, True, WIDE)
+            acc1 = weigh(weights, v1, acc1 * shrink[:, None], sees, PRECISION, WIDE)
+
+    line = ((b.to(tl.int64) * (kv_heads * group) + head) * q_len + at) * SPLITS + split
+    tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=inside)
+    column = tl.arange(0, V_HEAD)
+    tl.store(out + line[:, None] * V_DIM + column[None, :], settle(acc0, mass),
+             mask=inside[:, None] & (column < V_DIM)[None, :])  # fmt: skip
+    if V_TAIL:
+        tl.store(out + line[:, None] * V_DIM + V_HEAD + tl.arange(0, V_TAIL)[None, :], settle(acc1, mass),
+                 mask=inside[:, None])  # fmt: skip
+
+
+@triton.jit
+def merge_kernel(parts, sums, out, lse, SPLITS: tl.constexpr, WAYS: tl.constexpr, V_DIM: tl.constexpr,
+                 WIDTH: tl.constexpr):  # fmt: skip
+    """One program joins the SPLITS partial results of one row: their mean, weighted by exp(log-sum-exp)."""
+    line = tl.program_id(0).to(tl.int64)
+    way = tl.arange(0, WAYS)
+    column = tl.arange(0, WIDTH)
+    each = tl.load(sums + line * SPLITS + way, mask=way < SPLITS, other=-float("inf"))
+    top = tl.maximum(largest(each, 0), LOWEST)
+    weights = tl.exp(each - top)
+    mass = total(weights, 0)
+    where = (line * SPLITS + way)[:, None] * V_DIM + column[None, :]
+    # A part without weight is 0, not NaN: a row that sees nothing of a split never saw its values either.
+    x = tl.load(parts + where, mask=(way < SPLITS)[:, None] & (column < V_DIM)[None, :], other=0.0)
+    joined = total(x * weights[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
+    tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), top + tl.log(mass)))
+    tl.store(out + line * V_DIM + column, joined.to(out.dtype.element_ty), mask=column < V_DIM)

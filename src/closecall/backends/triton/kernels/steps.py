@@ -1,0 +1,116 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, SIM108
+# (Triton's language has no types, and its constants are capitals.)
+"""What the kernels have in common: loading rows of q, k or v, the two products, and one step of the online softmax.
+
+Head dims that are no power of two but a sum of two (96, 192) are worked on as two slices, HEAD and TAIL wide, so that
+nothing is spent on padding; the tail's tensors are ignored where TAIL is 0. Any other head dim is padded and masked.
+
+WIDE computes in float32 whatever the inputs: Triton's interpreter multiplies bfloat16 as if it were integers.
+"""
+
+import triton.language as tl
+
+import triton
+
+LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Where the running maximum starts: finite, so that a row which has seen nothing yet never computes inf - inf.
+LOWEST = tl.constexpr(-1.0e38)
+HUGE = tl.constexpr(1.0e38)
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of all float32
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    return tl.max(x, AXIS)
+
+
+@triton.jit
+def smallest(x, AXIS: tl.constexpr):
+    return tl.min(x, AXIS)
+
+
+@triton.jit
+def largest_int(x, AXIS: tl.constexpr):
+    return tl.max(x, AXIS)
+
+
+@triton.jit
+def total(x, AXIS: tl.constexpr):
+    return tl.sum(x, AXIS)
+
+
+@triton.jit
+def rows_of(base, at, ok, stride_row, stride_dim, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
+            CHECK_ROWS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """`[len(at), WIDTH]` from column START on. Rows that are not `ok`, and columns past DIM, are 0."""
+    column = START + tl.arange(0, WIDTH)
+    where = base + at.to(tl.int64)[:, None] * stride_row + column.to(tl.int64)[None, :] * stride_dim
+    if CHECK_ROWS:
+        if START + WIDTH > DIM:
+            x = tl.load(where, mask=ok[:, None] & (column < DIM)[None, :], other=0.0)
+        else:
+            x = tl.load(where, mask=ok[:, None], other=0.0)
+    else:
+        if START + WIDTH > DIM:
+            x = tl.load(where, mask=(column < DIM)[None, :], other=0.0)
+        else:
+            x = tl.load(where)
+    if WIDE:
+        x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def sliced(q, q_at, q_ok, q_n, q_d, k, k_at, k_ok, k_n, k_d, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+           SLICE: tl.constexpr, CHECK_KEYS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+           STAGES: tl.constexpr):  # fmt: skip
+    """Products of rows and keys, SLICE columns at a time with the rows read anew for each: for head dims whose rows do
+    not fit into registers beside the rest. DIM is a multiple of SLICE."""
+    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+    q_step = tl.cast(q_d, tl.int64)
+    k_step = tl.cast(k_d, tl.int64)
+    for start in tl.range(0, DIM, SLICE, num_stages=STAGES):
+        x = rows_of(q + start * q_step, q_at, q_ok, q_n, q_d, 0, SLICE, SLICE, True, WIDE)
+        y = rows_of(k + start * k_step, k_at, k_ok, k_n, k_d, 0, SLICE, SLICE, CHECK_KEYS, WIDE)
+        s = tl.dot(x, tl.trans(y), s, input_precision=PRECISION)
+    return s
+
+
+@triton.jit
+def bounded(s, inner, outer, SOFTCAP: tl.constexpr):
+    """Products as logits in base 2: scaled, and flattened to outer * tanh(scaled) where there is a softcap."""
+    if SOFTCAP:
+        # inner holds 2 log2(e) scale / softcap, so that this is tanh(x) = 1 - 2 / (exp(2 x) + 1).
+        return outer * (1.0 - 2.0 / (tl.exp2(s * inner) + 1.0))
+    return s * inner
+
+
+@triton.jit
+def soften(s, top, mass):
+    """One step of the online softmax over logits in base 2: weights, new maximum and sum, and the old ones' factor."""
+    higher = tl.maximum(top, largest(s, 1))
+    weights = tl.exp2(s - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    return weights, higher, mass * shrink + total(weights, 1), shrink
+
+
+@triton.jit
+def weigh(weights, values, acc, sees, PRECISION: tl.constexpr, WIDE: tl.constexpr):
+    """acc + weights @ values in which a value that is NaN or infinite makes the rows that see its key infinite.
+
+    Left in the product it would reach all rows, as 0 times NaN. So it is taken out, and put back as a product of two
+    numbers too large for float32, or of 0 and one of them: `settle` makes NaN of what became infinite.
+    """
+    good = tl.abs(values.to(tl.float32)) < float("inf")
+    acc = tl.dot(weights.to(values.dtype), tl.where(good, values, 0.0), acc, input_precision=PRECISION)
+    mark = tl.float32 if WIDE else tl.bfloat16  # wide enough for HUGE, and one tensor-core product for every type
+    return tl.dot(tl.where(sees, HUGE, 0.0).to(mark), tl.where(good, 0.0, HUGE).to(mark), acc)
+
+
+@triton.jit
+def settle(acc, mass):
+    """The weighted sums over their total; 0 for rows that saw nothing."""
+    share = 1.0 / tl.where(mass == 0.0, 1.0, mass)
+    return tl.where(tl.abs(acc) == float("inf"), float("nan"), acc * share[:, None])

@@ -1,0 +1,249 @@
+"""How each kernel is launched: rows and keys per step, warps and pipeline stages, by architecture.
+
+The table's entries were chosen by compiling every variant for every architecture (`closecall gpu-report`): no spills,
+shared memory within the device's, the attention loop pipelined. None was timed on a device. Two ways to do better on
+yours:
+
+* `CLOSECALL_LAUNCH='{"attend": {"num_warps": 8}}'` overrides fields of a kernel's launch;
+* `CLOSECALL_AUTOTUNE=1` times the table's neighbours at the first call of each kind and keeps the fastest, in a file
+  that later processes read (in the directory `CLOSECALL_CACHE`, or `closecall` in the user's cache directory).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...registry import unknown
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
+KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "few", "merge")
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+LARGEST_DIM = 256
+# Parts that a mean key is stored in, and the power of two between them: together they hold float32's 24 bits.
+MEAN_PARTS = {"fp32": (1, 0), "fp16": (2, 11), "bf16": (3, 0)}
+# Values of a key that are attended to where only the log-sum-exp is wanted: no fewer than tensor cores take.
+FORCED_VALUES = 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`rows` of queries and `keys` of one step. Of `scores`, `sums` and `shares`, keys are block columns; `summaries`,
+    `outliers` and `merge` have no rows."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            least = 16 if name in ("rows", "keys") else 1
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or value < least or (name != "num_stages" and value & (value - 1)):
+                power = "" if name == "num_stages" else "a power of two, "
+                raise ValueError(f"launch field {name} must be {power}at least {least}, got {value!r}")
+
+
+def slices(dim: int) -> tuple[int, int]:
+    """Powers of two (head, tail) that a head dim is worked on in; tail 0 where one slice does, padded if need be."""
+    head = 1 << (dim.bit_length() - 1)
+    tail = dim - head
+    if head >= 16 and (tail == 0 or (tail >= 16 and tail & (tail - 1) == 0)):
+        return head, tail
+    return max(16, 1 << (dim - 1).bit_length()), 0
+
+
+def padded(dim: int) -> int:
+    """The power of two that holds a head dim, at least what tensor cores take."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def layout(scorer: str, vectors: int, dtype: str) -> dict[str, int]:
+    """How a block's `vectors` lie in planes, PLANES for the first, which of `mean` and `box` has more bits than the
+    type, and one for each of the others. `outliers` with a box are called `boxed-outliers`."""
+    parts, shift = MEAN_PARTS[dtype] if scorer in ("mean", "box") else (1, 0)
+    box = scorer in ("quest", "box") or scorer.startswith("boxed")
+    return {"BOX": box, "VECTORS": vectors, "PLANES": parts * (2 if box else 1), "SHIFT": shift}
+
+
+def scoring(vectors: int, normalised: bool) -> str:
+    """The name of the score kernel's launch: it holds more at a time for several vectors, and for shares of a row."""
+    return "shares" if normalised or vectors > 1 else "scores"
+
+
+def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> Launch:
+    """The table itself, without overrides. What is not told apart by architecture came out the same for all."""
+    wide = max(sum(slices(head_dim)), sum(slices(value_dim)))
+    full = dtype == "fp32"
+    if kernel in ("summaries", "merge"):
+        return Launch(rows=16, keys=32, num_warps=4, num_stages=1)
+    if kernel == "outliers":
+        return Launch(rows=16, keys=16, num_warps=4, num_stages=1)
+    if kernel == "scores":
+        return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 2)
+    if kernel == "sums":
+        if full:
+            return Launch(32, 16, 4, 2) if arch == "sm_100" else Launch(64, 16, 8, 2)
+        return Launch(64 if arch == "sm_90" else 32, 64, 4, 2)
+    if kernel == "shares":
+        return Launch(64, 16, 8, 2) if full else Launch(64, 32, 4, 2)
+    if kernel == "few":
+        deep = 64 < wide <= 128 and not full and arch != "gfx942"
+        return Launch(16, 16 if full else 64 if wide <= 64 else 32, 4, 3 if deep else 2)
+    if full:
+        return Launch(32, 32 if wide <= 64 else 16, 4, 2) if wide <= 128 else Launch(16, 16, 4, 2)
+    if wide == 96 and arch in ("sm_100", "gfx942"):
+        return Launch(64, 32, 4, 2)
+    if wide <= 128:
+        # A third stage hides more of the memory's latency; AMD's 64 KiB have no room for it.
+        return Launch(64, 64, 4, 2 if arch == "gfx942" else 3)
+    if wide > 192 and arch in ("sm_80", "sm_100"):
+        return Launch(64, 32, 8, 3 if arch == "sm_80" else 2)
+    return Launch(64, 32, 4, 2)
+
+
+def precision(arch: str, dtype: str) -> str:
+    """How float32 products are made. NVIDIA's tensor cores take 11 bits of each factor, so two parts of each are
+    multiplied: that leaves an error of about 2^-21 of each product. AMD's take float32 as it is."""
+    return "tf32x3" if dtype == "fp32" and arch.startswith("sm_") else "ieee"
+
+
+def step(arch: str, head_dim: int, dtype: str) -> int:
+    """Columns of a product at a time; 0 for all at once. Rows of many float32, each as two parts, are more than
+    NVIDIA's registers hold."""
+    if precision(arch, dtype) == "ieee" or head_dim <= 64:
+        return 0
+    return next((n for n in (64, 32) if head_dim % n == 0), 16 if head_dim % 16 == 0 else 0)
+
+
+def score_slice(dim: int, dtype: str) -> int:
+    """Columns of a score's product at a time: one step of the score kernel's inner loop."""
+    most = 32 if dtype == "fp32" else 64
+    return next((n for n in (most, 32) if dim % n == 0), min(most, padded(dim)))
+
+
+def overrides() -> dict[str, dict[str, int]]:
+    """What `CLOSECALL_LAUNCH` says, checked."""
+    text = os.environ.get("CLOSECALL_LAUNCH")
+    return _parse(text) if text else {}
+
+
+@functools.lru_cache(maxsize=16)
+def _parse(text: str) -> dict[str, dict[str, int]]:
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f'CLOSECALL_LAUNCH is not JSON ({error}): write \'{{"attend": {{"num_warps": 8}}}}\''
+        ) from None
+    if not isinstance(given, dict) or not all(isinstance(fields, dict) for fields in given.values()):
+        raise ValueError(f"CLOSECALL_LAUNCH must hold an object of objects, kernel: {{field: number}}, got {text}")
+    known = [f.name for f in dataclasses.fields(Launch)]
+    for kernel, fields in given.items():
+        if kernel not in KERNELS:
+            raise unknown("kernel in CLOSECALL_LAUNCH", kernel, KERNELS)
+        for field in fields:
+            if field not in known:
+                raise unknown("launch field in CLOSECALL_LAUNCH", field, known)
+        dataclasses.replace(Launch(16, 16, 1, 1), **fields)  # raises for a bad number
+    return given
+
+
+def choose(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: torch.dtype) -> Launch:
+    """The launch in use: the table's, or what was tuned on this machine, with the user's overrides."""
+    if kernel not in KERNELS:
+        raise unknown("kernel", kernel, KERNELS)
+    if arch not in ARCHS:
+        raise unknown("architecture", arch, ARCHS)
+    found = table(kernel, arch, head_dim, value_dim, DTYPES[dtype])
+    if tuning():
+        found = _tuned().get(_key(kernel, arch, head_dim, value_dim, dtype), found)
+    return dataclasses.replace(found, **overrides().get(kernel, {}))
+
+
+# --- Tuning ----------------------------------------------------------------------------------------------------------
+
+
+def tuning() -> bool:
+    return os.environ.get("CLOSECALL_AUTOTUNE", "0") not in ("", "0")
+
+
+def candidates(start: Launch) -> list[Launch]:
+    """The table's choice, and those one step away from it in rows, keys, warps or stages."""
+    found = [start]
+    for field in ("rows", "keys", "num_warps"):
+        for factor in (0.5, 2):
+            value = int(getattr(start, field) * factor)
+            if (16 if field in ("rows", "keys") else 1) <= value <= (16 if field == "num_warps" else 128):
+                found.append(dataclasses.replace(start, **{field: value}))
+    found += [dataclasses.replace(start, num_stages=n) for n in range(1, 5) if n != start.num_stages]
+    return found
+
+
+def cache_file() -> Path:
+    base = os.environ.get("CLOSECALL_CACHE")
+    if base is None:
+        base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "closecall")
+    return Path(base) / "launch.json"
+
+
+def _key(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: torch.dtype) -> str:
+    return f"{kernel} {arch} D{head_dim}/{value_dim} {DTYPES[dtype]}"
+
+
+def _tuned() -> dict[str, Launch]:
+    path = cache_file()
+    return _read(path, path.stat().st_mtime_ns) if path.exists() else {}
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, written: int) -> dict[str, Launch]:
+    """A file that is not ours, or broken, counts as empty: it is written anew."""
+    try:
+        return {key: Launch(**fields) for key, fields in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _bench(call: Callable[[], None]) -> float:
+    """Milliseconds; infinity for a launch that the device refuses, with too much shared memory for example."""
+    from triton.runtime.errors import OutOfResources  # type: ignore[import-untyped]
+    from triton.testing import do_bench  # type: ignore[import-untyped]
+
+    try:
+        return float(do_bench(call, warmup=10, rep=50, return_mode="median"))
+    except OutOfResources:
+        return math.inf
+
+
+def tune(
+    key: str, start: Launch, call: Callable[[Launch], None], bench: Callable[[Callable[[], None]], float]
+) -> Launch:
+    """The fastest candidate, remembered on disk."""
+    best = min(candidates(start), key=lambda one: bench(lambda: call(one)))
+    path = cache_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = _tuned() | {key: best}
+    draft = path.with_suffix(f".{os.getpid()}")  # renamed when whole, so that other processes never read half a file
+    draft.write_text(json.dumps({k: dataclasses.asdict(x) for k, x in known.items()}, indent=1), encoding="utf-8")
+    draft.replace(path)
+    return best
+
+
+def run(
+    kernel: str, arch: str, head_dim: int, value_dim: int, dtype: torch.dtype, call: Callable[[Launch], None]
+) -> None:
+    """Calls `call` with the launch in use, after tuning it where that was asked for and has not happened yet."""
+    key = _key(kernel, arch, head_dim, value_dim, dtype)
+    if tuning() and torch.cuda.is_available() and key not in _tuned():
+        tune(key, table(kernel, arch, head_dim, value_dim, DTYPES[dtype]), call, _bench)
+    call(choose(kernel, arch, head_dim, value_dim, dtype))

@@ -1,0 +1,163 @@
+"""Every kernel variant that the launch table can ask for, in the form that Triton's ahead-of-time compiler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...registry import unknown
+from . import launch
+from .kernels import attend, few, scores, summaries
+
+# (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
+DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
+FLOATS = ("fp16", "bf16", "fp32")
+SOFTCAPPED = ((128, 128), (256, 256))
+# Scorers, with their vectors a block, and those that are compiled for fewer head dims, like row-normalised reductions.
+SCORERS = {"mean": 1, "quest": 1}
+MORE_SCORERS = {"box": 1, "outliers-1": 2, "outliers-3": 4, "boxed-outliers-1": 2}
+SOFTMAX_SCORERS = ("quest", "boxed-outliers-1")
+MORE_DIMS = (64, 128)
+# Attention to forced blocks, for the log-sum-exp alone.
+FORCED_DIMS = tuple((dim, launch.FORCED_VALUES) for dim in MORE_DIMS)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel as compiled for one architecture: arguments by name, constants, and launch options."""
+
+    name: str
+    arch: str
+    kernel: Any  # a triton JITFunction
+    signature: dict[str, str]
+    constexprs: dict[str, object]
+    attrs: dict[tuple[int, ...], list[list[object]]]
+    num_warps: int
+    num_stages: int
+    pipelined: bool  # whether the main loop is expected to overlap its loads with its products
+    head_dim: int
+    value_dim: int
+    dtype: str
+
+
+def _variant(
+    name: str, arch: str, kernel: Any, types: dict[str, str], constants: dict[str, object], chosen: launch.Launch,
+    dims: tuple[int, int], dtype: str, pipelined: bool,
+) -> Variant:  # fmt: skip
+    """Arguments that `types` does not name are 32-bit integers; those but the sizes are multiples of 16, like pointers
+    and the strides of usual tensors."""
+    signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
+    sizes = {"n_tiles", "q_len", "group", "n_blocks", "n_slots", "first_tile", "first_head", "n_heads", "sinks"}
+    aligned = [
+        i for i, (a, kind) in enumerate(signature.items()) if kind.startswith("*") or (kind == "i32" and a not in sizes)
+    ]
+    return Variant(
+        name=name, arch=arch, kernel=kernel, signature=signature, constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, pipelined=pipelined,
+        head_dim=dims[0], value_dim=dims[1], dtype=dtype,
+    )  # fmt: skip
+
+
+def _name(kernel: str, dims: tuple[int, int], dtype: str) -> str:
+    kernel += " forced" if dims in FORCED_DIMS else ""
+    return f"{kernel} D{dims[0]}" + (f"/{dims[1]}" if dims[1] != dims[0] else "") + f" {dtype}"
+
+
+def _common(arch: str, dims: tuple[int, int], dtype: str, chosen: launch.Launch) -> dict[str, object]:
+    (head, tail), (v_head, v_tail) = launch.slices(dims[0]), launch.slices(dims[1])
+    return {
+        "q_d": 1, "k_d": 1, "v_d": 1, "BLOCK": 64, "ROWS": chosen.rows, "KEYS": chosen.keys,
+        "DIM": dims[0], "HEAD": head, "TAIL": tail, "V_DIM": dims[1], "V_HEAD": v_head, "V_TAIL": v_tail,
+        "LISTED": True, "SOFTCAP": False, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
+        "SLICE": launch.step(arch, dims[0], dtype), "STAGES": chosen.num_stages,
+    }  # fmt: skip
+
+
+def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    chosen = launch.table("attend", arch, *dims, dtype)
+    x = f"*{dtype}"
+    types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
+    types |= {"inner": "fp32", "outer": "fp32"}
+    kinds: dict[str, dict[str, object]] = {"attend": {}}
+    if dtype == "bf16" and dims not in FORCED_DIMS:  # the same kernel without a list of blocks, and as Gemma 2 calls it
+        kinds["attend dense"] = {"LISTED": False}
+        if dims in SOFTCAPPED:
+            kinds["attend softcap"] = {"SOFTCAP": True}
+    for kind, differs in kinds.items():
+        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64} | differs
+        name = _name(kind, dims, dtype)
+        yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
+
+
+def _few(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    chosen = launch.table("few", arch, *dims, dtype)
+    x = f"*{dtype}"
+    types = {"q": x, "k": x, "v": x, "out": "*fp32", "lse": "*fp32", "blocks": "*i32", "counts": "*i32"}
+    types |= {"members": "*i8", "plan": "*i32", "inner": "fp32", "outer": "fp32"}
+    constants = _common(arch, dims, dtype, chosen) | {"SPLITS": 16}
+    yield _variant(_name("few", dims, dtype), arch, few.few_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    if dims[0] != dims[1] and dims != FORCED_DIMS[0]:  # the value dim alone matters, and was there already
+        return
+    chosen = launch.table("merge", arch, *dims, dtype)
+    types = {"parts": "*fp32", "sums": "*fp32", "out": f"*{dtype}", "lse": "*fp32"}
+    constants: dict[str, object] = {"SPLITS": 16, "WAYS": 16, "V_DIM": dims[1], "WIDTH": launch.padded(dims[1])}
+    yield _variant(_name("merge", dims, dtype), arch, few.merge_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def _summaries(scorer: str, arch: str, dims: tuple[int, int], dtype: str, told: dict[str, object]) -> Variant:
+    outliers = "outliers" in scorer
+    chosen = launch.table("outliers" if outliers else "summaries", arch, *dims, dtype)
+    x = f"*{dtype}"
+    types = {"k": x, "out": x, "blocks": "*i32", "shrink": "fp32"}
+    constants = told | {"k_d": 1, "KEYS": chosen.keys, "STEPS": 64 // chosen.keys, "SHRUNK": scorer == "box"}
+    kernel = summaries.outliers_kernel if outliers else summaries.summaries_kernel
+    constants = {a: constants[a] for a in kernel.arg_names if a in constants}
+    name = _name(f"summaries {scorer}", dims, dtype)
+    return _variant(name, arch, kernel, types, constants, chosen, dims, dtype, pipelined=False)
+
+
+def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    """Summaries, scores and shares of mass of all scorers."""
+    if dims[0] != dims[1]:  # they know nothing of values
+        return
+    x = f"*{dtype}"
+    more = dims[0] in MORE_DIMS
+    for scorer, vectors in (SCORERS | MORE_SCORERS if more else SCORERS).items():
+        told: dict[str, object] = {"DIM": dims[0], "WIDTH": launch.padded(dims[0])}
+        told |= launch.layout(scorer, vectors, dtype)
+        yield _summaries(scorer, arch, dims, dtype, told)
+        types = {"q": x, "summaries": x, "plan": "*i32", "forced": "*fp32", "sums": "*fp32", "out": "*i64"}
+        types |= {"scale": "fp32"}
+        told |= {
+            "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
+            "SLICE": launch.score_slice(dims[0], dtype),
+        }  # fmt: skip
+        reductions = ("", "mass", "softmax") if scorer in SOFTMAX_SCORERS else ("", "mass")
+        for reduction in reductions if more else ("",):
+            mass, softmax = reduction == "mass", reduction == "softmax"
+            told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": softmax}
+            chosen = launch.table(launch.scoring(vectors, mass or softmax), arch, *dims, dtype)
+            constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys}
+            name = _name(f"scores {scorer} {reduction}".rstrip(), dims, dtype)
+            yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
+            if not (mass or softmax):
+                continue
+            chosen = launch.table("sums", arch, *dims, dtype)
+            constants = {a: x for a, x in told.items() if a in scores.sums_kernel.arg_names}
+            constants |= {"ROWS": chosen.rows, "KEYS": chosen.keys}
+            name = _name(f"sums {scorer}{' softmax' if softmax else ''}", dims, dtype)
+            yield _variant(name, arch, scores.sums_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def variants(arch: str) -> list[Variant]:
+    """What the launch table can choose on `arch`, for the usual grid of 64 by 64."""
+    if arch not in launch.ARCHS:
+        raise unknown("architecture", arch, launch.ARCHS)
+    kinds = (_attend, _few, _merge, _scoring)
+    every = (*DIMS, *FORCED_DIMS)
+    return [v for make in kinds for dims in every for dtype in FLOATS for v in make(arch, dims, dtype)]

@@ -1,0 +1,1 @@
+"""Certificates: per-row upper bounds on what a selection dropped."""

@@ -1,0 +1,1 @@
+"""Models we know: facts, shapes, where their weights are and how they are loaded."""

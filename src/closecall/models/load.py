@@ -1,0 +1,317 @@
+"""A model and its tokenizer by name, for every command: the panel's names, `smollm2`, hub ids, local paths."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..registry import unknown
+from . import catalogue as panel
+from . import smollm2
+from .cache import UnavailableError, locked
+
+EXTRA = "pip install 'closecall[transformers]'"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CONVERTED = "float32"  # the directory, beside the GGUF, of its weights as safetensors: loads in a second, not in thirty
+CONVERTED_BYTES = 545_000_000
+SAMPLES = 64  # of each weight, for the fingerprint
+# What a configuration says of its file, not of the model. The weights tell their dtype themselves.
+INCIDENTAL = ("_name_or_path", "_commit_hash", "architectures", "dtype", "quantization_config", "transformers_version")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to prefill: in eval mode, without gradients, on its device.
+
+    `label` says what the weights are, `fingerprint` tells different weights, configurations and dtypes apart in
+    results, `revision` is the hub's commit where there is one.
+    """
+
+    name: str
+    label: str
+    model: Any
+    tokenizer: Any
+    entry: panel.Entry | None
+    fingerprint: str
+    revision: str | None = None
+
+    @property
+    def own_name(self) -> str:
+        return own_name(self.name)
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it was trained to read, as far as we know."""
+        if self.entry is not None:
+            return self.entry.trained_context
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def longer_than_trained(self, contexts: Iterable[int]) -> list[int]:
+        """Those of the contexts, ascending, that it was not trained to read."""
+        most = self.context
+        return [n for n in sorted(contexts) if most is not None and n > most]
+
+    def prompt(self, question: str, *, multiple_choice: bool = False) -> str:
+        """The question as the model's chat template wants it, quirks included; tokenise it without special tokens.
+
+        A tokenizer without a template gets the question as it is.
+        """
+        entry = self.entry
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return question
+        options = dict(entry.template_options) if entry else {}
+        turns = [{"role": "user", "content": question}]
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+        return str(text) + (entry.choice_prefill if entry and multiple_choice else "")
+
+
+def own_name(name: str) -> str:
+    """A model's name; of a directory only its last part, which says as much and does not tell whose disk it was."""
+    return Path(name).name if "/" in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1) else name
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Loads without transformers' bar over a model's weights; the hub's bars, over long downloads, stay."""
+    transformers = _transformers()
+    hub: Any = importlib.import_module("huggingface_hub.utils")
+    bars: Any = transformers.utils.logging
+    shown, downloads = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    bars.disable_progress_bar()
+    if downloads:
+        hub.enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+        if not downloads:
+            hub.disable_progress_bars()
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Loads a panel name, `smollm2`, a hub id (`owner/name`), a local directory, or a GGUF file.
+
+    `dtype` is a torch dtype or `fp32`, `bf16`, `fp16`; without one, the type the weights were saved in. Attention is
+    SDPA, or eager where the model has no SDPA. A panel model gets the tokenizer options it needs; so does a local
+    directory that bears the name of its repository.
+
+    >>> load_model("smollm2").model.config.num_attention_heads  # doctest: +SKIP
+    9
+    """
+    name = os.fspath(name)
+    wanted = _dtype(dtype)
+    place = _device(device)
+    transformers = _transformers()
+    with without_bars():
+        if name.lower() == "smollm2":
+            return _smollm2(transformers, wanted, place)
+        return _named(transformers, name, wanted, place, trust_remote_code)
+
+
+def _named(
+    transformers: ModuleType, name: str, wanted: torch.dtype | None, place: torch.device, trust_remote_code: bool
+) -> LoadedModel:
+    source, entry = _resolve(name)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    where: str | Path = source
+    if isinstance(source, Path) and source.is_file():
+        _need_gguf()
+        where, options = source.parent, {"gguf_file": source.name}
+    extra = dict(entry.tokenizer_options) if entry else {}
+    try:
+        if "gguf_file" not in options:  # asked first, because it gives the clearest errors
+            transformers.AutoConfig.from_pretrained(where, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options, **extra)
+        model = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=wanted or "auto", **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise UnavailableError(_why(name, error, local=isinstance(source, Path))) from error
+    revision = getattr(model.config, "_commit_hash", None)
+    return _ready(name, str(source), model, tokenizer, entry, place, revision)
+
+
+def _ready(
+    name: str, label: str, model: Any, tokenizer: Any, entry: panel.Entry | None, place: torch.device, revision: Any
+) -> LoadedModel:
+    if tokenizer.pad_token is None:  # batches need one, and attention masks it anyway
+        tokenizer.pad_token = tokenizer.eos_token
+    model = model.to(place).eval().requires_grad_(False)
+    return LoadedModel(name, label, model, tokenizer, entry, fingerprint(model), revision)
+
+
+def fingerprint(model: Any, *, whole: bool = False) -> str:
+    """A hash of the configuration and the weights: where they were loaded from plays no part.
+
+    Of a sample of every weight, and short; with `whole`, of every byte, which takes seconds for a large model.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in INCIDENTAL}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(f"{key} {tuple(value.shape)} {value.dtype}".encode())
+        if not value.numel() or value.is_meta:  # meta: offloaded, its values are not here
+            continue
+        flat = value.detach().flatten()
+        if whole:
+            digest.update(memoryview(flat.contiguous().cpu().view(torch.uint8).numpy()))
+        else:
+            sample = flat[:: max(1, flat.numel() // SAMPLES)]
+            digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
+    return digest.hexdigest() if whole else digest.hexdigest()[:12]
+
+
+def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    if given not in DTYPES:
+        raise unknown("dtype", given, DTYPES)
+    return DTYPES[given]
+
+
+def _device(given: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(given)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {str(given)!r} cannot be used here: {reason}. Use cpu") from error
+    return place
+
+
+def _transformers() -> ModuleType:
+    """transformers, imported only now: it takes seconds, and closecall works on tensors without it."""
+    if importlib.util.find_spec("transformers") is None:
+        raise UnavailableError(f"loading a model needs transformers, which is not installed: {EXTRA}")
+    return importlib.import_module("transformers")
+
+
+def _need_gguf() -> None:
+    if importlib.util.find_spec("gguf") is None:
+        raise UnavailableError(f"reading a GGUF file needs the gguf package, which is not installed: {EXTRA}")
+
+
+def _resolve(name: str) -> tuple[str | Path, panel.Entry | None]:
+    """What to load, a hub id or an existing path, and its panel entry."""
+    entry = panel.find(name)
+    if entry is not None:
+        return entry.hub_id, entry
+    path = Path(name).expanduser()
+    if path.exists():
+        if path.is_file() and path.suffix != ".gguf":
+            raise UnavailableError(f"{name} is a file, but a model is a directory with config.json, or a .gguf file")
+        same = (e for e in panel.PANEL if e.hub_id.split("/")[1].lower() == path.resolve().name.lower())
+        return path, next(same, None)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UnavailableError(f"no such directory: {path}. A local model is a directory with config.json and weights")
+    if "/" not in name:
+        hint = unknown("model", name, panel.names())
+        raise ValueError(f"{hint}; or a hub id like owner/name, or a local directory")
+    return name, None
+
+
+def _why(name: str, error: Exception, *, local: bool) -> str:
+    """What transformers' long complaint comes down to, and the remedy."""
+    text = str(error)
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if "trust_remote_code" in text:
+        return (
+            f"{name} comes with code of its own, which closecall does not run by default: read that code, and if you "
+            f"trust it, pass trust_remote_code=True"
+        )
+    if "couldn't connect" in text or "offline" in text.lower():
+        return (
+            f"{name} is not in the hub's local cache, and the hub cannot be reached: check the network, the name, and "
+            f"HF_HUB_OFFLINE; or download it elsewhere and pass its directory"
+        )
+    if any(sign in text for sign in ("gated repo", "401 Client Error", "403 Client Error")):
+        return f"{name} is gated or private: accept its licence on the hub, then run `hf auth login`"
+    if "not a valid model identifier" in text or "404 Client Error" in text:
+        return f"the hub has no model {name!r}: check the spelling, and `hf auth login` if it is private"
+    if "does not recognize this architecture" in text:
+        return f"this transformers does not know the architecture of {name}: pip install --upgrade transformers"
+    if "Unrecognized configuration class" in text:
+        return f"{name} is no causal language model, so there is nothing to prefill: choose a decoder-only model"
+    if "backend tokenizer" in text:
+        return f"{name} has no tokenizer that transformers can read: tokenizer.json is missing or damaged"
+    remedy = ". A model directory needs config.json, weights and tokenizer files" if local else ""
+    return f"{name} could not be loaded: {first.rstrip('.')}{remedy}"
+
+
+def _smollm2(transformers: ModuleType, wanted: torch.dtype | None, place: torch.device) -> LoadedModel:
+    entry = panel.get("smollm2")
+    converted = smollm2.home() / CONVERTED
+    if not _is_converted(converted):
+        if not smollm2.gguf().is_file():
+            raise UnavailableError("smollm2 is not fetched yet: run `closecall get smollm2` (93 MB, once)")
+        if not smollm2.fetched():
+            raise UnavailableError("the fetched smollm2 is damaged (wrong sha256): run `closecall get smollm2` again")
+        _need_gguf()
+        model, tokenizer = _dequantise(transformers, smollm2.gguf())
+        _keep(model, tokenizer, converted)
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(converted)
+    label = smollm2.LABEL
+    if wanted not in (None, torch.float32):
+        model, label = model.to(wanted), f"{label}, then cast to {str(wanted).removeprefix('torch.')}"
+    return _ready("smollm2", label, model, tokenizer, entry, place, None)
+
+
+def _dequantise(transformers: ModuleType, path: Path) -> tuple[Any, Any]:
+    """The weights in a model that knows nothing of GGUF: the one transformers returns cannot be saved and reloaded."""
+    log.info("dequantising %s to float32", path.name)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    config = transformers.LlamaConfig.from_dict(
+        {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
+    )
+    clean = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    clean.load_state_dict(loaded.state_dict())
+    clean.generation_config = loaded.generation_config
+    return clean, transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def _is_converted(directory: Path) -> bool:
+    """Were these files made from the GGUF we check? The note is written last, before the directory gets its name."""
+    try:
+        return bool(json.loads((directory / "source.json").read_text())["sha256"] == smollm2.SHA256)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _keep(model: Any, tokenizer: Any, directory: Path) -> None:
+    """Saves the converted model for the next time. Only speed hangs on it, so a full disk is no error."""
+    part = directory.with_name(f"{directory.name}.part")
+    try:
+        with locked(directory.parent):
+            shutil.rmtree(part, ignore_errors=True)
+            if _is_converted(directory) or shutil.disk_usage(directory.parent).free < CONVERTED_BYTES:
+                return
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            note = {"label": smollm2.LABEL, "sha256": smollm2.SHA256}
+            (part / "source.json").write_text(json.dumps(note, indent=1) + "\n")
+            shutil.rmtree(directory, ignore_errors=True)
+            os.replace(part, directory)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        log.info("the dequantised weights were not kept: %s", error)

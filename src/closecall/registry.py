@@ -1,0 +1,112 @@
+"""Named parts: `Component`, what a scorer, rule or trigger is; `Registry`, where they are found by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> ValueError:
+    """The error for a name nobody registered: says the near match, then all there is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"unknown {kind} {given!r}: {hint}known: {', '.join(names)}")
+
+
+class Setting(Protocol):
+    """What a scorer or a rule may ask of the policy it becomes a part of."""
+
+    @property
+    def block(self) -> int: ...
+    @property
+    def tile(self) -> int: ...
+    @property
+    def sinks(self) -> int: ...
+    @property
+    def aggregate(self) -> str: ...
+    @property
+    def most_forced(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Component:
+    """A named, immutable part of a policy. Its dataclass fields are its parameters."""
+
+    name: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {"name": self.name} | {
+            key: value.to_dict() if isinstance(value, Component) else value for key, value in fields.items()
+        }
+
+    def parameters(self) -> set[str]:
+        """The overrides it has a use for: its own parameters, and those of the parts it is made of."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        inner = (part.parameters() for part in own.values() if isinstance(part, Component))
+        return set(own).union(*inner)
+
+
+C = TypeVar("C", bound=Component)
+
+
+class Registry(Generic[C]):
+    """Classes by name. `@SCORERS.register("mine")` above a frozen dataclass is all that a new scorer needs."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._classes: dict[str, type[C]] = {}
+
+    def register(self, name: str) -> Callable[[type[C]], type[C]]:
+        def add(cls: type[C]) -> type[C]:
+            if name in self._classes:
+                raise ValueError(f"{self.kind} {name!r} is registered already: choose another name")
+            cls.name = name
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        return sorted(self._classes)
+
+    def parameters(self) -> dict[str, list[str]]:
+        """All parameters, with the names of those that take them."""
+        found: dict[str, list[str]] = {}
+        for name, cls in sorted(self._classes.items()):
+            for f in dataclasses.fields(cls):
+                found.setdefault(f.name, []).append(name)
+        return found
+
+    def __getitem__(self, name: str) -> type[C]:
+        if name not in self._classes:
+            raise unknown(self.kind, name, self._classes)
+        return self._classes[name]
+
+    def make(self, name: str, params: dict[str, Any]) -> C:
+        """An instance from those of `params` that its class takes."""
+        cls = self[name]
+        return cls(**{f.name: params[f.name] for f in dataclasses.fields(cls) if f.name in params})
+
+    def from_dict(self, data: dict[str, Any]) -> C:
+        if not isinstance(data, dict) or "name" not in data:
+            raise ValueError(f"a {self.kind} is written as an object with its name and parameters, got {data!r}")
+        params = dict(data)
+        cls = self[params.pop("name")]
+        known = {f.name for f in dataclasses.fields(cls)}
+        for key in params:
+            if key not in known:
+                raise unknown(f"parameter of {self.kind} {cls.name!r}", key, known)
+        return cls(**params)
+
+
+def scan(package: str, folder: Iterable[str]) -> None:
+    """Imports every module of a package, so that what they register is known: a new part needs only its file."""
+    for module in pkgutil.iter_modules(folder):
+        importlib.import_module(f"{package}.{module.name}")

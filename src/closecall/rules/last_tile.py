@@ -1,0 +1,182 @@
+"""Protection of the last tiles, which hold the question of most prompts, on top of any rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..checks import is_number
+from ..registry import Setting
+from .base import RULES, Decision, Ranked, Rule, margins_at
+from .pooled import deal, later_first, sums
+from .topk import TopK
+
+DENSE = "dense"
+
+
+@RULES.register("last-tile")
+@dataclass(frozen=True)
+class LastTile(Rule):
+    """Decides as `rule` does, but the last tile of each sequence keeps `factor` times the blocks that `rule` gives it.
+
+    factor: rounded down to whole blocks, forced ones included; or `"dense"`, every block the last tile sees.
+    tiles: how many last tiles are protected: a long question, or one at the start of a short last tile, takes two.
+    pay: the blocks are taken, head by head, from the other tiles that can choose, as evenly as whole blocks allow (odd
+    ones from earlier tiles), so that the mean stays that of `rule`. No tile gives more than half of its unforced
+    blocks, and all together no more than the share `give` of theirs: where few tiles can pay, the last ones get as much
+    more as they can. Without `pay` the mean rises.
+
+    The last tile is that of the call: in chunked prefill each chunk has one, and a decoding step has no other.
+    """
+
+    rule: Rule = field(default_factory=TopK)
+    factor: float | str = 2
+    pay: bool = True
+    tiles: int = 1
+    give: float = 0.5
+
+    @classmethod
+    def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
+        """`rule` may be a rule's name, which is then made from the other overrides; without it, top-k."""
+        given = {name: overrides[name] for name in ("factor", "pay", "tiles", "give") if name in overrides}
+        inner = overrides.get("rule", TopK.name)
+        if isinstance(inner, str):
+            rest = {key: value for key, value in overrides.items() if key != "rule"}
+            inner = RULES[inner].from_overrides(rest)
+        return cls(rule=inner, **given)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, dict):  # from JSON
+            object.__setattr__(self, "rule", RULES.from_dict(self.rule))
+        if not isinstance(self.rule, Rule):
+            raise TypeError(f"rule must be a Rule, got {self.rule!r}")
+        if isinstance(self.rule, LastTile):
+            raise ValueError(f"rule {self.name!r} would protect the last tile twice: give it another rule")
+        if not hasattr(self.rule, "tile_budget"):
+            raise ValueError(f"rule {self.rule.name!r} has no tile budget that the last tile could get more of")
+        if self.factor != DENSE and not (is_number(self.factor) and 1 <= float(self.factor) < math.inf):
+            raise ValueError(f"factor must be {DENSE!r} or a number of at least 1, got {self.factor!r}")
+        if not isinstance(self.pay, bool):
+            raise TypeError(f"pay must be True or False, got {self.pay!r}")
+        if not isinstance(self.tiles, int) or isinstance(self.tiles, bool) or self.tiles < 1:
+            raise ValueError(f"tiles must be a whole number of tiles, at least 1, got {self.tiles!r}")
+        if not is_number(self.give) or not 0 < self.give <= 0.5:
+            raise ValueError(f"give must be above 0 and at most 0.5, a share of the others' blocks, got {self.give!r}")
+
+    @property
+    def tile_budget(self) -> int:
+        return int(self.rule.tile_budget)  # type: ignore[attr-defined]  # checked above
+
+    @property
+    def tile_factor(self) -> float:
+        return float(getattr(self.rule, "tile_factor", 1))
+
+    def check(self, policy: Setting) -> None:
+        self.rule.check(policy)
+
+    def limit(self, n_blocks: int) -> int:
+        return n_blocks if self.factor == DENSE else min(_part(self.rule.limit(n_blocks), self.factor), n_blocks)
+
+    def limits(self, sequence: Tensor, n_blocks: int) -> Tensor:
+        inner = self.rule.limits(sequence, n_blocks)
+        others = torch.full_like(sequence, self.rule.limit(n_blocks)) if inner is None else inner
+        if self._nobody_pays(sequence):
+            return others
+        return torch.where(_last(sequence, self.tiles), self.limit(n_blocks), others)
+
+    def _nobody_pays(self, sequence: Tensor) -> bool:
+        """Whether every tile is a last one and would have to pay for itself, as in a decoding step."""
+        return self.pay and sequence.shape[1] <= self.tiles
+
+    def decide(self, ranked: Ranked) -> Decision:
+        inner = self.rule.decide(ranked)
+        if self._nobody_pays(ranked.sequence):
+            return inner
+        plan = ranked.visible, ranked.forced, ranked.sequence
+        if type(self.rule) is TopK:
+            moved, expanded = _moved_by_plan(self, *plan)
+        else:
+            moved, expanded = self.moved(inner.counts, *plan)
+        counts = inner.counts + moved
+        margin = torch.where(moved != 0, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
+        return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)
+
+    def moved(self, counts: Tensor, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        """What each tile gets (or, below zero, gives) where the rule keeps `counts [B, H, T]`, and which ones get."""
+        last = _last(sequence, self.tiles)
+        seen = visible[:, None]
+        more = seen if self.factor == DENSE else _part(counts, self.factor).minimum(seen)
+        extra = torch.where(last[:, None], more - counts, 0)
+        given = torch.zeros_like(extra)
+        if self.pay:
+            payers = ((visible > self.tile_budget) & ~last)[:, None]
+            free = torch.where(payers, counts - forced[:, None], 0).clamp(min=0)
+            extra, given = self._settle(extra, free, sequence)
+        return extra - given, extra > 0
+
+    def _settle(self, extra: Tensor, free: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last tiles get and the others give of their `free` blocks, all `[B, H, T]`, each head by itself."""
+        shape = extra.shape
+        heads = torch.arange(shape[1], device=extra.device)[:, None]
+        pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
+        n_pools = int(pool.max()) + 1
+        asked, most, theirs = (sums(x.flatten(), pool, n_pools) for x in (extra, free // 2, free))
+        total = asked.minimum(most).minimum(_part(theirs, self.give))
+        earlier_first = torch.arange(extra.numel(), device=extra.device)
+        given = deal((free // 2).flatten(), pool, total, earlier_first)
+        if self.tiles == 1:  # nobody to share with
+            got = extra.flatten().minimum(total[pool])
+        else:
+            got = deal(extra.flatten(), pool, total, later_first(shape, extra.device))
+        return got.view(shape), given.view(shape)
+
+    def describe(self) -> str:
+        more = "every block" if self.factor == DENSE else f"{self.factor:g} times as many"
+        paid = f", paid for by the others with at most {self.give:.3g} of theirs" if self.pay else ""
+        which = "tile" if self.tiles == 1 else f"{self.tiles} tiles"
+        return f"{self.rule.describe()}; {more} for the last {which}{paid}"
+
+
+@functools.lru_cache(maxsize=64)
+def _moved_by_plan(rule: LastTile, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+    """`[B, 1, T]`: top-k keeps what the plan allows, whatever the scores, so all heads and layers share one answer.
+
+    Remembered by the identity of the plan's tables, which `plan` shares between calls and nobody writes to.
+    """
+    return rule.moved(visible.clamp(max=rule.tile_budget)[:, None], visible, forced, sequence)
+
+
+@functools.lru_cache(maxsize=64)
+def _last(sequence: Tensor, tiles: int) -> Tensor:
+    """bool `[B, T]`: the tiles that are protected."""
+    return (sequence >= 0) & (_from_the_end(sequence) < tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _fraction(factor: float) -> Fraction:
+    return Fraction(str(factor)).limit_denominator(10**6)
+
+
+Counts = TypeVar("Counts", int, Tensor)
+
+
+def _part(counts: Counts, factor: float | str) -> Counts:
+    """`factor` times as many, rounded down; in integers, so that 1.1 times 10 is 11."""
+    exact = _fraction(float(factor))
+    return counts * exact.numerator // exact.denominator
+
+
+def _from_the_end(sequence: Tensor) -> Tensor:
+    """int64 `[B, T]`: how many tiles of its sequence follow each tile."""
+    tile = torch.arange(sequence.shape[1], device=sequence.device).expand_as(sequence)
+    ends = torch.ones_like(sequence, dtype=torch.bool)
+    ends[:, :-1] = sequence[:, :-1] != sequence[:, 1:]
+    last = torch.where(ends, tile, sequence.shape[1]).flip(1).cummin(1).values.flip(1)
+    return last - tile

@@ -1,0 +1,215 @@
+"""Rules that give some tiles more blocks than others, and keep as many in all as uniform top-k would.
+
+Such a rule says how much each next block of a cell (one head of one tile) is wanted: a number that never rises along
+the ranking. The most wanted blocks of a pool of cells are then taken until the pool's budget is spent, down to one
+common level, with a floor and a cap for every cell. All sums are of integers and within one sequence, so that what a
+sequence gets depends neither on its neighbours in the batch nor on the order of any sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import is_number
+from ..registry import Setting, unknown
+from ..scorers.reductions import NORMALISED
+from .base import Decision, Ranked, Rule, margins_at
+from .topk import TopK
+
+POOLS = ("layer", "tile")
+
+
+def ordered(x: Tensor) -> Tensor:
+    """int64 numbers that compare as these do in float32."""
+    bits = (x.float() + 0.0).contiguous().view(torch.int32).to(torch.int64)  # + 0.0: -0 is 0
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def sums(values: Tensor, pool: Tensor, n_pools: int) -> Tensor:
+    return torch.zeros(n_pools, dtype=torch.int64, device=values.device).index_add_(0, pool, values)
+
+
+def _bisect(low: Tensor, high: Tensor, fits: Callable[[Tensor], Tensor]) -> Tensor:
+    """Of every pool, the smallest number from `low` to `high` that fits; `high` does, and all above one that does."""
+    for _ in range((int((high - low).max()) + 1).bit_length()):
+        middle = (low + high).div(2, rounding_mode="floor")
+        fitting = fits(middle)
+        low, high = torch.where(fitting, low, (middle + 1).minimum(high)), torch.where(fitting, middle, high)
+    return high
+
+
+def _above(unwanted: Tensor, level: Tensor) -> Tensor:
+    """How many slots of each cell are wanted more than its `level`; `unwanted [cells, W]` is minus how much."""
+    return torch.searchsorted(unwanted, -level[:, None]).squeeze(1)
+
+
+def spend(wanted: Tensor, low: Tensor, high: Tensor, pool: Tensor, total: Tensor, prefer: Tensor) -> Tensor:
+    """How many slots each cell gets when every pool takes its `total` most wanted ones: int64 `[cells]`.
+
+    wanted: int64 `[cells, W]`, never rising along a row. A cell gets its first `low` slots at least and its first
+    `high` ones at most (int64 `[cells]`, `high` at most W). pool: the number of the cell's pool; total: int64
+    `[pools]`, from the pool's sum of `low` to its sum of `high`. Ties go to the lower slot, then to the cell that
+    `prefer`, a permutation of the cells, names first.
+    """
+    n_pools = len(total)
+    unwanted = (-wanted).contiguous()
+
+    def above(level: Tensor) -> Tensor:
+        return _above(unwanted, level[pool]).clamp(low, high)
+
+    ends = torch.stack([wanted.min() - 1, wanted.max()])[:, None].expand(2, n_pools)
+    level = _bisect(ends[0], ends[1], lambda x: sums(above(x), pool, n_pools) <= total)
+    first = above(level)
+    left = total - sums(first, pool, n_pools)
+
+    # The slots wanted exactly as much as the level: as many more as fit, the lower slots of all cells first.
+    last = above(level - 1)
+
+    def upto(slot: Tensor) -> Tensor:
+        return slot[pool].clamp(first, last)
+
+    width = torch.full_like(total, wanted.shape[1])
+    slot = _bisect(-width, torch.zeros_like(width), lambda x: sums(upto(-x) - first, pool, n_pools) <= left).neg()
+    got = upto(slot)
+    left = left - sums(got - first, pool, n_pools)
+
+    return got + _one_each((got == slot[pool]) & (got < last), pool, left, prefer)
+
+
+def _one_each(among: Tensor, pool: Tensor, left: Tensor, prefer: Tensor) -> Tensor:
+    """One more for as many of the cells `among` as their pool has `left`, the preferred ones first."""
+    order = prefer[torch.sort(pool[prefer], stable=True).indices]
+    mine, group = among[order].to(torch.int64), pool[order]
+    per_pool = sums(mine, group, len(left))
+    number = mine.cumsum(0) - (per_pool.cumsum(0) - per_pool)[group]
+    return torch.zeros_like(pool).index_copy_(0, order, mine * (number <= left[group]))
+
+
+def deal(most: Tensor, pool: Tensor, total: Tensor, prefer: Tensor) -> Tensor:
+    """How many each cell gets when every pool deals its `total` out in turns: int64 `[cells]`.
+
+    A turn gives one to each cell that has not its `most` yet; in the last one the cells that `prefer` names first come
+    first. `total` is at most the pool's sum of `most`. It is what `spend` gives where all want their n-th slot alike.
+    """
+    turns = int(most.max()) + 1 if most.numel() else 1
+    ends = sums(torch.ones_like(pool), pool * turns + most, len(total) * turns).view(len(total), turns)
+    players = ends.flip(1).cumsum(1).flip(1)[:, 1:]  # of the first, second, ... turn
+    whole = (players.cumsum(1) <= total[:, None]).sum(1)  # turns that everybody can have
+    got = most.minimum(whole[pool])
+    return got + _one_each(most > whole[pool], pool, total - sums(got, pool, len(total)), prefer)
+
+
+def later_first(shape: torch.Size, device: torch.device) -> Tensor:
+    """Cells `[B, H, T]` in the order in which ties are settled: later tiles, then lower heads, first."""
+    cells = torch.arange(shape.numel(), device=device).view(shape)
+    return cells.flip(2).transpose(1, 2).flatten()
+
+
+@dataclass(frozen=True)
+class Pooled(TopK):
+    """Keeps in all of a pool as many blocks as uniform top-k at the same budget would, where they are wanted most.
+
+    A tile that sees at most `tile_budget` blocks keeps all of them. Of the others, each head keeps at least
+    `floor * tile_budget` blocks and at most `cap * tile_budget`, forced ones included (both rounded down). What shares
+    one budget is the `pool`: `"layer"`, all heads and tiles of a sequence, or `"tile"`, the heads of each tile. The
+    budget can always be kept, and is, to the block. Ties go to the lower rank, then to the later tile, then to the
+    lower head.
+
+    A cell counts as triggered if it got more than the tile budget. The margin is that of the cut it came to. Where
+    heads are spread over tensor-parallel ranks, the ranks exchange what they want.
+    """
+
+    floor: float = 0.5
+    cap: float = 4
+    pool: str = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.floor) or not 0 <= self.floor <= 1:
+            above = is_number(self.floor) and self.floor > 1
+            blocks = f": {self.floor:g} x {self.tile_budget} blocks are more than the tile budget" if above else ""
+            raise ValueError(f"floor must be in [0, 1], a share of the tile budget, got {self.floor!r}{blocks}")
+        if not is_number(self.cap) or not 1 <= self.cap < math.inf:
+            raise ValueError(f"cap must be at least 1, a multiple of the tile budget, got {self.cap!r}")
+        if self.pool not in POOLS:
+            raise unknown("pool", self.pool, POOLS)
+
+    @property
+    def least(self) -> int:
+        """Blocks that every cell keeps."""
+        return math.floor(self.floor * self.tile_budget + 1e-9)
+
+    @property
+    def most(self) -> int:
+        """Blocks that no cell exceeds, where it can choose."""
+        return math.floor(self.cap * self.tile_budget + 1e-9)
+
+    def limit(self, n_blocks: int) -> int:
+        return min(self.most, n_blocks)
+
+    def wanted(self, ranked: Ranked) -> Tensor:
+        """int64 `[B, H, T, W]`: how much each ranked block is wanted; never rises along the ranking."""
+        raise NotImplementedError
+
+    def fixed_level(self) -> int | None:
+        """The level above which blocks are taken, where it is given and no budget has to be met."""
+        return None
+
+    def decide(self, ranked: Ranked) -> Decision:
+        level = self.fixed_level()
+        wanted = self.wanted(ranked)
+        wanted, mine = ranked.all_heads(wanted) if level is None else (wanted, slice(None))
+        shape = wanted.shape[:3]
+        forced, visible = ranked.forced, ranked.visible
+        eligible = visible > self.tile_budget
+        free = visible - forced
+        low = torch.where(eligible, (self.least - forced).clamp(min=0), free)
+        high = torch.where(eligible, visible.clamp(max=self.most) - forced, free)
+        low, high = (x[:, None].expand(shape).reshape(-1) for x in (low, high))
+        if level is not None:
+            got = _above(-wanted.flatten(0, 2), torch.full_like(low, level)).clamp(low, high)
+        else:
+            pool = ranked.sequence + 1
+            if self.pool == "tile":
+                pool = torch.arange(pool.numel(), device=pool.device).view_as(pool)
+            pool = pool[:, None].expand(shape).reshape(-1)
+            uniform = (visible.clamp(max=self.tile_budget) - forced)[:, None].expand(shape).reshape(-1)
+            total = sums(uniform, pool, int(pool.max()) + 1)
+            got = spend(wanted.flatten(0, 2), low, high, pool, total, later_first(shape, low.device))
+        counts = (got.view(shape) + forced[:, None])[:, mine]
+        return Decision(counts, margins_at(ranked, counts), counts > self.tile_budget)
+
+    def _bounds(self) -> str:
+        where = "all heads and tiles" if self.pool == "layer" else "the heads of each tile"
+        return f"{self.least} to {self.most} a tile, {self.tile_budget} on average over {where}"
+
+
+@dataclass(frozen=True)
+class Weighed(Pooled):
+    """A pooled rule that weighs blocks against each other within a tile, and so has to know what scores mean.
+
+    shares: tile scores are estimated shares of softmax mass (the aggregates `mass` and `mass-max`). Otherwise they are
+    scaled logits, and a block weighs the exponential of its score; so even the scores of scorers that give votes, which
+    hardly tell blocks apart then: give those `mass`.
+    """
+
+    shares: bool = False
+
+    @classmethod
+    def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
+        return super().from_overrides({"shares": overrides.get("aggregate") in NORMALISED} | overrides)
+
+    def check(self, policy: Setting) -> None:
+        super().check(policy)
+        if self.shares != (policy.aggregate in NORMALISED):
+            meaning = "estimated shares of softmax mass" if policy.aggregate in NORMALISED else "logits"
+            raise ValueError(
+                f"tile scores under aggregate {policy.aggregate!r} are {meaning}: "
+                f"make rule {self.name!r} with shares={not self.shares}"
+            )

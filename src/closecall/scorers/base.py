@@ -1,0 +1,211 @@
+"""Scorers: how well a query row matches a key block.
+
+A scorer is one small class. Most judge a block by a summary of it: `summarise` pools the keys of each block,
+`row_scores` scores rows against the summaries. One that must see more than summaries overrides `scan`, which is handed
+a whole sequence. The reduction over a tile's rows is a choice of its own, and so is the rule that cuts the ranking.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..registry import Component, Registry, Setting
+from .reductions import shares
+
+SCORERS: Registry[Scorer] = Registry("scorer")
+
+
+# Numbers in the largest tensor that a scan makes at a time, if one tile needs no more: 2 MiB in float32, of which a few
+# are alive at once. That is as much as caches hold; larger ones were slower.
+AT_ONCE = 2**19
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Scores and softmax are accumulated in float32 at least, whatever the input type."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def blocks_of(keys: Tensor, block: int) -> Iterator[Tensor]:
+    """The blocks of keys `[..., N, D]` in order; the last may be shorter and is never padded."""
+    yield from torch.split(keys, block, dim=-2)
+
+
+def per_block(keys: Tensor, block: int, pool: Callable[[Tensor], Tensor]) -> Tensor:
+    """`pool` of every block, in float32: from `[..., blocks, keys of a block, D]` to `[..., blocks, D]`.
+
+    The last block may be shorter: it is pooled apart, never padded.
+    """
+    wide = keys.to(accumulator(keys.dtype))
+    n = wide.shape[-2] // block * block
+    whole, rest = wide[..., :n, :], wide[..., n:, :]
+    found = [pool(torch.unflatten(whole, -2, (-1, block)))] if n else []
+    found += [pool(rest.unsqueeze(-3))] if rest.shape[-2] else []
+    return torch.cat(found, -2)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some tiles of a sequence, all with the same number of rows; or its last rows, as if they were one tile."""
+
+    tiles: range
+    rows: Tensor  # [G, tiles, rows, D], in float32
+    pos: int  # position of the first row among the sequence's keys
+    seen: int  # number of blocks that the last row sees
+
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        """int64 `[tiles, rows]`: where each row sits among the sequence's keys."""
+        _, n_tiles, n_rows, _ = self.rows.shape
+        return (self.pos + torch.arange(n_tiles * n_rows, device=self.rows.device)).view(n_tiles, n_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a scorer sees: one sequence's keys of one head, and its rows of the G query heads that read them.
+
+    Row i of M sits at position N - M + i of the N keys. Tiles are runs of `tile` rows, blocks of `block` keys; the last
+    ones may be shorter. A block that is not forced has all its keys before the tile's first row, so it is never short.
+    """
+
+    q: Tensor  # [G, M, D]
+    k: Tensor  # [N, D]
+    scale: float
+    block: int
+    tile: int
+    sinks: int
+    mass: bool  # whether the reduction wants estimated log masses, not scores
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.k.shape[0] // self.block)
+
+    @property
+    def most_own(self) -> int:
+        """The most blocks that a tile's own rows can overlap."""
+        return (self.tile + self.block - 2) // self.block + 1
+
+    def _chunk(self, tiles: range, first: int, n_rows: int, n_tiles: int) -> Chunk:
+        rows = self.q[:, first : first + n_tiles * n_rows].to(accumulator(self.q.dtype))
+        pos = self.k.shape[0] - self.q.shape[1] + first
+        seen = -(-(pos + n_tiles * n_rows) // self.block)
+        return Chunk(tiles, torch.unflatten(rows, 1, (n_tiles, n_rows)), pos, seen)
+
+    def chunks(self, per_row: int = 0) -> Iterator[Chunk]:
+        """All tiles in order, as many at a time as keep tensors of `per_row` numbers a row small; at least one."""
+        group, length, dim = self.q.shape
+        per_row = max(per_row, self.n_blocks)
+        if self.mass:  # the forced blocks' logits, and their keys gathered tile by tile
+            forced = (self.sinks + self.most_own) * self.block
+            per_row = max(per_row, forced, forced * dim // (group * self.tile))
+        step = max(1, AT_ONCE // (group * self.tile * per_row))
+        whole, rest = divmod(length, self.tile)
+        for t in range(0, whole, step):
+            tiles = range(t, min(t + step, whole))
+            yield self._chunk(tiles, t * self.tile, self.tile, len(tiles))
+        if rest:  # a chunk of its own: rows are never padded
+            yield self._chunk(range(whole, whole + 1), whole * self.tile, rest, 1)
+
+    def last(self, window: int) -> Iterator[Chunk]:
+        """The last `window` rows, or all if there are fewer, as many at a time as keep their logits small."""
+        group, length, _ = self.q.shape
+        step = max(1, AT_ONCE // (group * self.k.shape[0]))
+        for at in range(max(0, length - window), length, step):
+            yield self._chunk(range(0), at, min(step, length - at), 1)
+
+    def logits(self, chunk: Chunk) -> Tensor:
+        """`[G, tiles, rows, seen, block]`: the scaled product of every row and key, -inf where there is none to see."""
+        n = chunk.seen * self.block
+        keys = self.k[:n].to(chunk.rows.dtype)
+        product = (self.scale * chunk.rows).flatten(0, 2) @ keys.T
+        if keys.shape[0] < n:
+            product = pad(product, (0, n - keys.shape[0]), value=-torch.inf)
+        product = product.view(*chunk.rows.shape[:3], n)
+        behind = torch.arange(chunk.pos, n, device=product.device) > chunk.positions[..., None]
+        product[..., chunk.pos :].masked_fill_(behind, -torch.inf)  # earlier keys are seen by all rows
+        return torch.unflatten(product, -1, (chunk.seen, self.block))
+
+    def attention(self, chunk: Chunk) -> Tensor:
+        """The same as softmax probabilities."""
+        return torch.unflatten(shares(self.logits(chunk).flatten(-2)), -1, (chunk.seen, self.block))
+
+
+@dataclass(frozen=True)
+class Scorer(Component):
+    """Turns keys into block summaries, and query rows plus summaries into scores (before `scale`)."""
+
+    # Whether scores are votes: not products that softmax knows, but shares of something, at least 0. Row-normalised
+    # reductions then divide a row's votes by their sum over the blocks it sees, forced ones included.
+    votes: ClassVar[bool] = False
+
+    @property
+    def vectors_per_block(self) -> int | None:
+        """Vectors of the keys' size that it stores for a block; None if it stores none, but reads keys again."""
+        return None
+
+    def check(self, policy: Setting) -> None:
+        """Called when a policy is made with this scorer; raises if the two cannot work together."""
+        stored = self.vectors_per_block
+        if stored is not None and stored >= policy.block > 1:  # a key that is a block of its own is its own summary
+            raise ValueError(
+                f"scorer {self.name!r} would store {stored} vectors for a block of {policy.block} keys, no less than "
+                "the keys themselves: use larger blocks, or a scorer that stores fewer"
+            )
+
+    def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
+        """Summaries `[..., n_blocks, D]` of keys `[..., N, D]`, over real keys only."""
+        raise NotImplementedError
+
+    def row_scores(self, rows: Tensor, summary: tuple[Tensor, ...]) -> Tensor:
+        """Scores `[..., rows, n_blocks]` of query rows `[..., rows, D]`."""
+        raise NotImplementedError
+
+    def log_mass(self, rows: Tensor, summary: tuple[Tensor, ...], scale: float, n_keys: int) -> Tensor:
+        """Estimated log of the sum of exp(scale * product) over a block's `n_keys` keys, for every row and block.
+
+        By default as if every key's product were the block's score.
+        """
+        return scale * self.row_scores(rows, summary) + math.log(n_keys)
+
+    def scan(self, view: View) -> Iterator[tuple[Chunk, Tensor]]:
+        """Row scores `[G, tiles, rows, seen]` of all tiles of a sequence, scaled; log masses where `view.mass`.
+
+        One row instead of a tile's rows stands for all of them.
+        """
+        summary = self.summarise(view.k, view.block)
+        for chunk in view.chunks():
+            rows, seen = chunk.rows.flatten(0, 2), tuple(s[..., : chunk.seen, :] for s in summary)
+            if view.mass:
+                found = self.log_mass(rows, seen, view.scale, view.block)
+            else:
+                found = view.scale * self.row_scores(rows, seen)
+            yield chunk, found.reshape(*chunk.rows.shape[:3], chunk.seen)
+
+    def describe(self) -> str:
+        given = ", ".join(f"{f.name} {getattr(self, f.name)}" for f in fields(self))
+        return f"{self.name} scores" + (f" ({given})" if given else "")
+
+
+def mean_key(keys: Tensor, block: int) -> Tensor:
+    return per_block(keys, block, lambda b: b.sum(-2) / b.shape[-2])
+
+
+def box_scores(rows: Tensor, high: Tensor, low: Tensor) -> Tensor:
+    """The largest product of every row with any point of every block's box: q high where q > 0, q low elsewhere."""
+    wide = rows.to(high.dtype)
+    finite = high.isfinite() & low.isfinite()
+    whole = bool(finite.all())
+    above, below = (high, low) if whole else (high.where(finite, 0.0), low.where(finite, 0.0))
+    scores = wide.clamp(min=0) @ above.transpose(-1, -2) + wide.clamp(max=0) @ below.transpose(-1, -2)
+    if not whole:  # 0 * inf would have spoiled the products: block by block, no row meets the side it does not look at
+        for b in (~finite.all(-1)).reshape(-1, finite.shape[-2]).any(0).nonzero()[:, 0].tolist():
+            up, down = high[..., b, None, :], low[..., b, None, :]
+            scores[..., b] = torch.where(wide > 0, wide * up, wide * down).sum(-1)
+    return scores

@@ -1,0 +1,58 @@
+"""Small panels, and results as tests compare them."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.store import Store
+
+# Only `eval`, whatever else the command line has.
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from closecall import cli; from closecall_lab.eval.cli import add_eval; cli.COMMANDS = (add_eval,); "
+    "sys.exit(cli.main())",
+    "eval",
+]
+POLICIES = ("dense", "topk", "router", "router/random", "router/last", "router/matched")
+
+
+def panel_of(tiny: Path, **changes: Any) -> Panel:
+    plain: dict[str, Any] = {
+        "models": (str(tiny),),
+        "tasks": ("probe-needle", "probe-scattered:keys=8,questions=3"),
+        "contexts": (512, 1000),
+        "specs": tuple(Spec.parse(f"{name}:tile_factor=1" if name != "dense" else name) for name in POLICIES),
+        "budgets": (5,),
+        "n": 2,
+    }
+    return Panel(**(plain | changes))
+
+
+def options(tiny: Path, store: Path, *more: str) -> list[str]:
+    """What `panel_of` says, for the command line."""
+    policies = ",".join(f"{name}:tile_factor=1" if name != "dense" else name for name in POLICIES)
+    tasks = "probe-needle,probe-scattered:keys=8,questions=3"
+    given = ["--model", str(tiny), "--tasks", tasks, "--contexts", "512,1000", "--policies", policies, "--budgets", "5"]
+    return [*given, "--n", "2", "--store", str(store), *more]
+
+
+def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, **more)
+
+
+def results(path: Path) -> list[tuple[Any, ...]]:
+    """Every row without the times, which differ from run to run."""
+    with Store(path, create=False) as store:
+        rows = list(store.rows())
+    found = []
+    for row in rows:
+        run = dataclasses.asdict(row.run)
+        del run["wall"], run["layers"]["prefill_seconds"]
+        found.append((row.key, row.cell, run))
+    return found

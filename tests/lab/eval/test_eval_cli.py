@@ -1,0 +1,167 @@
+"""`closecall eval`: what it prints, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from runs import options, results
+from test_store import run_of
+
+from closecall import cli
+from closecall_lab.eval import progress, store
+from closecall_lab.eval.cli import add_eval
+from closecall_lab.eval.executors import Job, Result
+from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.store import Store
+
+
+@pytest.fixture(autouse=True)
+def only_eval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (add_eval,))
+
+
+def test_a_panel_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "results.db", tmp_path / "results.json"
+    given = ["--model", str(tiny), "--tasks", "probe-needle", "--contexts", "1k", "--budgets", "5", "--n", "2"]
+    given += ["--policies", "dense,topk:tile_factor=1,router:tile_factor=1,q=0.3", "--controls", "--store", str(path)]
+    assert cli.main(["eval", *given, "--export", str(out)]) == 0
+    page = capsys.readouterr()
+    assert "probe-needle at 1024 tokens on tiny: 2 examples, 2 questions" in page.out
+    assert str(tiny) not in page.out + page.err.replace(str(tmp_path), "")
+    assert "Loading weights" not in page.err
+    for policy in ("dense", "topk:tile_factor=1", "router:q=0.3,tile_factor=1", "router/matched:q=0.3,tile_factor=1"):
+        assert any(line.startswith(f"{policy} ") for line in page.out.splitlines()), policy
+    assert "Where the router's lift comes from" in page.out
+    assert "12/12 runs" in page.err
+    assert "12 rows written" in page.err
+    assert len(json.loads(out.read_text())) == 12
+    with Store(path) as found:
+        assert {row.cell.policy for row in found.rows()} == {
+            "dense", "topk:tile_factor=1", "router:q=0.3,tile_factor=1", "router/random:q=0.3,tile_factor=1",
+            "router/last:q=0.3,tile_factor=1", "router/matched:q=0.3,tile_factor=1",
+        }  # fmt: skip
+    assert cli.main(["eval", "--store", str(path), "--export", str(tmp_path / "again.csv")]) == 0
+    assert "12 rows written" in capsys.readouterr().err
+
+
+WRONG = {
+    "": "nothing to do: name --model and --tasks",
+    "--model tiny": "--tasks is missing",
+    "--tasks probe-needle": "--model is missing",
+    "--model tiny --tasks probe-needle --policies routr": "unknown policy 'routr': did you mean 'router'?",
+    "--model tiny --tasks probe-needle --contexts 8kb": "--contexts takes whole numbers like 128 or 32k, got '8kb'",
+    "--model tiny --tasks probe-needle --budgets 0": "--budgets takes whole numbers like 128 or 32k, got '0'",
+    "--model tiny --tasks probe-needle --budgets 1": "topk at budget 1 keeps 2 blocks a tile",
+    "--model tiny --tasks probe-needle --n none": "--n takes whole numbers",
+    "--model tiny --tasks probe-needle --seed -3": "seed must be a whole number of at least 0, got -3",
+    "--model tiny --tasks probe-needle --jobs 0": "--jobs takes whole numbers",
+    "--model tiny --tasks probe-needel": "unknown task 'probe-needel': did you mean 'probe-needle'?",
+    "--model tiny --tasks lm-eval:": "a task of lm-eval is written lm-eval:NAME,option=value, got 'lm-eval:'",
+    "--model tiny --tasks lm-eval:arc_easy,shot=5": "unknown option of lm-eval:arc_easy 'shot': did you mean 'shots'?",
+    "--model tiny --tasks lm-eval:arc_easy,shots=few": "shots must be a whole number of at least 0, got 'few'",
+    "--model tiny --tasks lm-eval:arc_easy,chat=maybe": "chat is yes or no, got 'maybe'",
+    "--model smolm2 --tasks probe-needle": "did you mean 'smollm2'?",
+    "--model tiny --tasks probe-needle --executor rey": "unknown executor 'rey': did you mean 'ray'?",
+    "--model tiny --tasks probe-needle --address here:1": "--address is a Ray cluster's",
+    "--export out.csv": "no such store",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_bad_input_gets_a_line_and_code_2(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", *line.split(), "--store", str(tmp_path / "results.db")]) == 2
+    error = capsys.readouterr().err
+    assert WRONG[line] in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", str(tmp_path / "none"), "--tasks", "probe-needle", "--store", str(tmp_path / "results.db")]
+    assert cli.main(["eval", *given]) == 1
+    assert "no such directory" in capsys.readouterr().err
+
+
+def test_a_newer_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.db"
+    with Store(path) as made:
+        made.connection.execute("UPDATE meta SET value = 7 WHERE name = 'semantics'")
+    assert cli.main(["eval", "--model", "tiny", "--tasks", "probe-needle", "--store", str(path)]) == 2
+    assert "written by a newer closecall (semantics version 7, ours is 1)" in capsys.readouterr().err
+
+
+def test_a_full_disk(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message, a code that is not zero, and a store that goes on once there is room."""
+    path = tmp_path / "results.db"
+    Store(path).close()
+    connect = sqlite3.connect
+
+    def small(*args: object, **options: object) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)  # type: ignore[call-overload]
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 8}")
+        return connection
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.sqlite3, "connect", small)
+        assert cli.main(["eval", *options(tiny, path)]) == 1
+    assert "is full: make room; what is stored is safe, and the same command goes on" in capsys.readouterr().err
+    before = results(path)
+    assert before
+    assert cli.main(["eval", *options(tiny, path)]) == 0
+    after = results(path)
+    assert len(after) == 48
+    assert all(row in after for row in before)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(out: io.StringIO, seconds: dict[int, float]) -> progress.Progress:
+    panel = Panel(("m",), ("t",), (1000, 2000), (Spec("dense"), Spec("topk")), (8,), 5)
+    bar = progress.Progress(panel, "tiny", out=out)
+    for context, wall in seconds.items():
+        for spec, budget in panel.variants:
+            run = run_of(wall=wall, answers=[{"correct": spec.preset == "dense"}])
+            bar.add(Result(Job("t", context, 0, 0, ()), spec, budget, "key", run))
+    return bar
+
+
+def test_progress_tells_accuracy_and_time_left() -> None:
+    bar = shown(io.StringIO(), {1000: 10.0, 2000: 30.0})
+    assert bar.line() == "tiny: 4/20 runs, about 5 min 20 s left   dense 1.00  topk@8 0.00"  # 8 x 10 s and 8 x 30 s
+    half = shown(io.StringIO(), {1000: 10.0})
+    assert half.left() == 8 * 10 + 10 * 20  # a context not seen yet: in proportion
+    assert shown(io.StringIO(), {}).line() == "tiny: 0/20 runs"
+
+
+def test_progress_with_documents_of_their_own_lengths() -> None:
+    panel = Panel(("m",), ("t", "lm-eval:x"), (1000, 2000), (Spec("dense"),), (8,), 5)
+    bar = progress.Progress(panel, "tiny", out=io.StringIO())
+    assert bar.total == 15
+    for context, wall in ((0, 7.0), (1000, 2.0)):
+        run = run_of(wall=wall, answers=[{"correct": True}])
+        bar.add(Result(Job("t", context, 0, 0, ()), Spec("dense"), 0, "key", run))
+    assert bar.left() == 4 * 7 + 4 * 2 + 5 * 4  # 2000 tokens in proportion to 1000, not to the documents
+
+
+def test_known_runs_count_as_done_and_not_as_time() -> None:
+    bar = shown(io.StringIO(), {})
+    bar.add(Result(Job("t", 1000, 0, 0, ()), Spec("dense"), 0, "key", None))
+    assert bar.line() == "tiny: 1/20 runs"
+
+
+def test_a_terminal_gets_one_line_and_a_file_few() -> None:
+    screen, file = Screen(), io.StringIO()
+    shown(screen, {1000: 1.0, 2000: 1.0}).finish()
+    assert screen.getvalue().count("\n") == 1
+    assert screen.getvalue().count("\r") >= 2
+    shown(file, {1000: 1.0, 2000: 1.0}).finish()
+    assert len(file.getvalue().splitlines()) == 2  # the first at once, the last at the end

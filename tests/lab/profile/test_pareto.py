@@ -1,0 +1,163 @@
+"""Accuracy joined with speed, on a store and a profile whose every number is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closecall_lab.bench.profile import pareto
+from closecall_lab.bench.profile.parts import PARTS
+from closecall_lab.bench.profile.variants import read
+from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.statistics import Estimate
+from closecall_lab.eval.store import Cell, Run, Store
+
+Command = Callable[..., int]
+KIND = ("fp32", 1, "a machine")
+POINT = pareto.Point("m", "t", 8192, KIND, "router", 8, Estimate(0.9, 0.8, 1.0, 10), 1.0, pareto.Wall(0.5, 0.6))
+
+
+def answer(store: Store, policy: str, budget: int, right: int, of: int = 10, context: int = 8192) -> None:
+    """So many right answers, one to an example."""
+    with store.transaction():
+        for number in range(of):
+            good = number < right
+            made = Spec.parse(policy).policy(budget or 33)
+            one = {"score": float(good), "correct": good, "output": "", "asked_triggered": 0.0}
+            layers: dict[str, Any] = {"layer": [0], "hit": [None], "hit_union": [None]}
+            layers |= {key: [None] for key in ("trigger_rate", "asked_triggered", "last_triggered")}
+            named = (made.to_json(), float(good), int(good), 1, 16.0, 0.1, context, 1.0)
+            run = Run("f" * 64, f"{context}/{number}", *named, answers=[one], layers=layers, warnings=[])
+            store.put(Cell("f" * 64, "niah-multikey", context, 0, number, policy, budget), run)
+
+
+def profile(path: Path, walls: dict[str, float], *, model: str = "llama-3-8b", context: int = 8192) -> Path:
+    """Walls over the SDPA model's."""
+    named = {v.name: v for v in read("topk,quest,router", (8,))}
+    lap = dict.fromkeys(PARTS, 0.0)
+    laps = {name: [lap | {"rest": seconds}] for name, seconds in ({"unattached": 1.0} | walls).items()}
+    cell = {
+        "what": "shape", "model": model, "context": context, "dtype": "fp32", "threads": 1, "device": "a machine",
+        "unattached": "sdpa", "variants": [named[name].to_json() for name in walls],
+    }  # fmt: skip
+    there = json.loads(path.read_text())["records"] if path.exists() else []
+    result = {"laps": laps, "extra_mib": {}, "kept": {}}
+    path.write_text(json.dumps({"records": [*there, {"machine": {}, "cell": cell, "result": result}]}))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "eval.db"
+    with Store(path) as made:
+        made.add_model("f" * 64, "meta-llama/Llama-3.1-8B-Instruct", {"label": "made up"})
+        answer(made, "dense", 0, 10)
+        answer(made, "topk", 8, 5)
+        answer(made, "quest", 8, 8)
+        answer(made, "router", 8, 9)
+        answer(made, "router/last", 8, 7)
+    return path
+
+
+def joined(store: Path, path: Path, models: list[str] | None = None) -> list[list[pareto.Point]]:
+    with Store(store, create=False) as opened:
+        return pareto.join(opened, pareto.walls([path]), models)
+
+
+def test_the_two_are_joined_and_nothing_is_dropped(store: Path, tmp_path: Path) -> None:
+    path = profile(tmp_path / "p.json", {"dense": 0.8, "topk@8": 0.4, "quest@8": 0.45, "router@8": 0.5})
+    profile(path, {"dense": 0.7, "router@8": 0.2}, context=16_384)
+    here, beyond = joined(store, path)
+    found = {p.policy: p for p in here}
+    assert set(found) == {"dense", "topk", "quest", "router", "router/last"}
+    router = found["router"]
+    assert router.accuracy is not None
+    assert router.accuracy.value == 0.9
+    assert router.quality == 0.9
+    assert router.wall == pareto.Wall(0.5, 0.5 / 0.8)
+    verdicts = {name: p.verdict for name, p in found.items()}
+    assert verdicts == {
+        "dense": "our dense kernel", "topk": "loses quality", "quest": "Pareto win", "router": "Pareto win",
+        "router/last": "accuracy only: not profiled",
+    }  # fmt: skip
+    assert {p.policy for p in here if p.frontier} == {"dense", "topk", "quest", "router"}
+    assert {p.policy: p.verdict for p in beyond} == dict.fromkeys(("dense", "router"), "wall only: not evaluated")
+    assert {p.task for p in beyond} == {None}
+
+
+def test_only_the_models_asked_for(store: Path, tmp_path: Path) -> None:
+    path = profile(tmp_path / "p.json", {"dense": 0.8, "topk@8": 0.4})
+    profile(path, {"dense": 0.8}, model="mistral-nemo")
+    assert len(joined(store, path)) == 2
+    assert len(joined(store, path, ["meta-llama/Llama-3.1-8B-Instruct"])) == 1
+
+
+def test_a_model_without_a_profile_is_listed(store: Path, tmp_path: Path) -> None:
+    here, other = joined(store, profile(tmp_path / "p.json", {"dense": 0.8}, model="mistral-nemo"))
+    assert {p.verdict for p in here} == {"accuracy only: not profiled"}
+    assert {p.verdict for p in other} == {"wall only: not evaluated"}
+    assert pareto.figure([here, other]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "Pareto win"),
+        ({"wall": pareto.Wall(0.5, 1.0)}, "wins over SDPA, not over our dense kernel"),
+        ({"wall": pareto.Wall(0.99, 0.9)}, "keeps quality, ties speed"),
+        ({"wall": pareto.Wall(1.09, 1.3)}, "keeps quality, loses speed"),
+        ({"dense_accuracy": 1.2}, "loses quality"),
+        ({"dense_accuracy": None}, "no verdict: dense was not evaluated"),
+        ({"dense_accuracy": 0.0}, "no verdict: dense answers nothing"),
+    ],
+)
+def test_verdicts(changes: dict[str, Any], verdict: str) -> None:
+    assert replace(POINT, **changes).verdict == verdict
+
+
+def test_the_frontier_is_what_nobody_beats() -> None:
+    def at(accuracy: float, wall: float) -> pareto.Point:
+        return replace(POINT, accuracy=Estimate(accuracy, 0, 1, 10), wall=pareto.Wall(wall, wall))
+
+    points = [at(1.0, 1.0), at(0.9, 0.5), at(0.8, 0.5), at(0.7, 0.3), at(0.7, 0.3), at(0.6, 0.4)]
+    points.append(replace(POINT, wall=None))
+    assert [p.frontier for p in pareto.frontier(points)] == [True, True, False, True, True, False, False]
+
+
+def test_the_command(command: Command, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = profile(tmp_path / "p.json", {"dense": 0.8, "topk@8": 0.4, "quest@8": 0.45, "router@8": 0.5})
+    out = tmp_path / "out"
+    assert command("pareto", "--store", store, "--profile", path, "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "1 rows have only one of the two numbers" in said
+    assert "8 (16 a tile)" in said
+    row = next(line for line in said.splitlines() if "Pareto win" in line and " router " in line)
+    assert row.split()[-6:] == ["0.90", "0.50", "0.62", "yes", "Pareto", "win"]
+    assert {p.name for p in out.iterdir()} == {
+        "pareto.md", "pareto.html", "pareto.json", "pareto-frontier.png", "pareto-frontier.svg",
+    }  # fmt: skip
+    listed = json.loads((out / "pareto.json").read_text())
+    assert {p["policy"]: p["verdict"] for p in listed}["router"] == "Pareto win"
+
+
+def test_what_is_not_there(command: Command, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert command("pareto", "--store", store) == 2
+    assert "out/profile holds no profile" in capsys.readouterr().err
+    assert command("pareto", "--store", store, "--profile", "none.json") == 2
+    assert "no such profile: none.json" in capsys.readouterr().err
+    empty = tmp_path / "empty.json"
+    empty.write_text(json.dumps({"records": []}))
+    assert command("pareto", "--store", store, "--profile", empty) == 2
+    assert "no profile of a model or a shape" in capsys.readouterr().err
+    path = profile(tmp_path / "p.json", {"dense": 0.8})
+    assert command("pareto", "--store", tmp_path / "no.db", "--profile", path) == 2
+    assert "no such store" in capsys.readouterr().err
+    assert command("pareto", "--store", store, "--profile", path, "--model", "lama") == 2
+    assert "unknown model in the store" in capsys.readouterr().err

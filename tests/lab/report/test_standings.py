@@ -1,0 +1,154 @@
+"""Who beats whom over many cells, recomputed by hand from answers that are known."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from synthetic import add
+from test_report_pages import run
+
+from closecall_lab.eval import statistics
+from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.store import Store
+from closecall_lab.report import compose, standings, tables
+from closecall_lab.report.gather import Gathered, gather, rivals
+
+# Two contexts of the same task: at 4K the router wins where it differs, at 8K it loses; two budgets at 8K.
+AT_4K = {
+    ("topk", 8): "0" * 20 + "1" * 20,
+    ("quest", 8): "0" * 30 + "1" * 10,
+    ("router", 8): "1" * 40,
+    ("router/matched", 8): "0" * 2 + "1" * 38,
+    ("router/last", 8): "1" * 40,
+    ("auto", 8): "0" * 5 + "1" * 35,
+}
+AT_8K = {
+    ("topk", 8): "1" * 40,
+    ("router", 8): "0" * 12 + "1" * 28,
+    ("topk", 16): "1" * 40,
+    ("router", 16): "0" * 1 + "1" * 39,
+}
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Gathered:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for context, listed in ((4096, AT_4K), (8192, AT_8K)):
+            for (policy, budget), answers in listed.items():
+                add(store, answers, policy=policy, budget=budget, context=context)
+        return gather(store)
+
+
+def row_of(table: str, *names: str) -> list[str]:
+    rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines())
+    (found,) = (row for row in rows if row[: len(names)] == [*names])
+    return found
+
+
+def flips(differences: list[float]) -> float:
+    """Every way of exchanging the two, one by one."""
+    total = abs(sum(differences))
+    ways = [abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+            for signs in itertools.product((1, -1), repeat=len(differences))]  # fmt: skip
+    return sum(way >= total for way in ways) / len(ways)
+
+
+def test_cells_say_who_wins(found: Gathered) -> None:
+    cells = standings.tables(found)[1].markdown()
+    router = row_of(cells, "tiny", "niah-multikey", "4K", "router")
+    assert "better 20:0 (<0.001)" in router  # against top-k on its scorer, which is topk: said once
+    assert router.count("better 20:0 (<0.001)") == 1
+    assert "2:0 (0.500)" not in router  # corrected over the setting's tests
+    assert any(re.fullmatch(r"2:0 \(\d\.\d+\)", cell) for cell in router)
+    assert any(re.fullmatch(r"0:0 \(1\.000\)", cell) for cell in router)
+    quest = row_of(cells, "tiny", "niah-multikey", "4K", "quest")
+    assert any(re.fullmatch(r"worse 0:10 \(0\.00\d\)", cell) for cell in quest)  # against topk
+    lost = row_of(cells, "tiny", "niah-multikey", "8K", "router", "8 (16 a tile)")
+    assert any(cell.startswith("worse 0:12 (") for cell in lost)
+    assert "topk" not in {row.split(" | ")[3] for row in cells.splitlines() if row.startswith("| tiny")}  # no rival ran
+
+
+def test_the_count_over_all_cells(found: Gathered) -> None:
+    counted = standings.tables(found)[0].markdown()
+    row = row_of(counted, "tiny", "router", "topk")
+    assert row[3:8] == ["3", "1", "1", "20", "13"]  # cells; better at 4K, worse at 8K with budget 8; won, lost
+    # Examples at 8K stand for both budgets: one lost at both counts as two, once.
+    gaps = [1.0] * 20 + [-2.0] + [-1.0] * 11
+    assert 0.1 < float(row[8]) < 0.5
+    assert statistics.sign_flips(gaps) == pytest.approx(float(row[8]), abs=5e-4)  # the table shows three places
+    few = [1.0] * 8 + [-2.0] + [-1.0] * 4
+    assert statistics.sign_flips(few) == pytest.approx(flips(few))
+    assert row_of(counted, "tiny", "router", "router/matched")[3:8] == ["1", "0", "0", "2", "0"]
+
+
+def test_where_questions_share_contexts_these_are_exchanged(tmp_path: Path) -> None:
+    """Four prompts of eight questions: 32 questions won look certain to McNemar, four prompts do not."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, ["1" * 8] * 4, policy="router", budget=8)
+        add(store, ["0" * 8] * 4, policy="topk", budget=8)
+        (setting,) = gather(store).settings
+        (bout,) = standings.bouts([setting])
+    assert bout.test.mcnemar_holm < 1e-6
+    assert bout.holm == pytest.approx(2 / 2**4)
+    assert (bout.verdict, str(bout)) == ("", "32:0 (0.125)")
+    text = tables.policies(setting).text()
+    assert any("0.125 (0.125)" in line for line in text.splitlines() if line.startswith("router "))
+    assert "by exchanging whole contexts" in text
+
+
+def test_the_command_leaves_a_page_to_include(tmp_path: Path, found: Gathered) -> None:
+    run("report", "--store", str(tmp_path / "s.db"), "--out", str(tmp_path / "out"))
+    page = (tmp_path / "out" / "panel.md").read_text()
+    assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
+        "## Who beats whom, over all cells",
+        "## Who beats whom, cell by cell",
+    ]
+    assert page == standings.markdown(found)
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert report.index("Who beats whom, over all cells") < report.index("Accuracy and paired recall")
+
+
+def test_nothing_tested_nothing_written(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "11", policy="dense")
+    run("report", "--store", str(tmp_path / "s.db"), "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "panel.md").exists()
+
+
+def test_overrides_of_the_grid_have_their_own_topk(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "1100", policy="topk:tile_factor=1", budget=8)
+        add(store, "0110", policy="topk", budget=8)
+        add(store, "1110", policy="quest:tile_factor=1", budget=8)
+        add(store, "1111", policy="router:q=0.3,tile_factor=1", budget=8)
+        (setting,) = gather(store).settings
+    assert {(a[0], b[0]) for a, b, _ in setting.tests} == {
+        ("quest:tile_factor=1", "topk:tile_factor=1"), ("router:q=0.3,tile_factor=1", "topk:tile_factor=1"),
+    }  # fmt: skip
+
+
+def test_documents_of_their_own_lengths_have_no_context(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for policy, budget in (("dense", 0), ("topk", 8)):
+            add(store, "1100", policy=policy, budget=budget, context=0, task="lm-eval:mine,include=/home/me/tasks")
+        text = compose.page(gather(store)).text()
+    assert "\nlm-eval:mine, tiny\n" in text
+    assert "/home/me" not in text
+    assert "0K" not in text
+
+
+def test_another_scorer_meets_the_papers_best(found: Gathered) -> None:
+    counted, cells = (t.markdown() for t in standings.tables(found))
+    auto = row_of(cells, "tiny", "niah-multikey", "4K", "auto")
+    assert any(cell.startswith("better 25:0") for cell in auto)
+    assert row_of(counted, "tiny", "auto", "quest")[6:8] == ["25", "0"]
+    assert rivals(Spec.parse("auto:tile_factor=1"))["router-on-quest"] == "router-on-quest:tile_factor=1"
+    assert "quest" not in rivals(Spec.parse("router"))

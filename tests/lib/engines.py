@@ -1,0 +1,112 @@
+"""The backends this machine can run, each native instruction-set tier counted as one of its own.
+
+Triton's kernels run under its interpreter, which takes milliseconds for every step of every program: calls that are too
+large for it are skipped, and drawn cases that are, drawn again. tests/gpu holds the tests made for its size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+import closecall
+from closecall import backends
+from closecall.rules.base import Ranked
+
+FUZZ = bool(os.environ.get("CLOSECALL_FUZZ"))
+# Under AddressSanitizer everything is many times slower, and only our own code is of interest.
+SANITIZED = bool(os.environ.get("CLOSECALL_SANITIZED"))
+SLOWER = {"flex": 12, "triton": 80}
+# Steps of the interpreter: about 5 ms each. Drawn cases may have more, because most of them do and few are drawn.
+INTERPRETED_STEPS, DRAWN_STEPS = 100, 300
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The public functions on one backend and, for the native one, one tier."""
+
+    backend: str
+    tier: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.tier}" if self.tier else self.backend
+
+    @contextlib.contextmanager
+    def _forced(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            if self.tier:
+                patch.setenv("CLOSECALL_ISA", self.tier)
+            if self.backend == "triton":
+                patch.setenv("TRITON_INTERPRET", "1")
+            yield
+
+    def _bearable(self, q: Any, k: Any, grid: Any) -> None:
+        """Leaves the test where the interpreter would need more than about a second for the call."""
+        if self.backend != "triton" or not all(isinstance(x, torch.Tensor) and x.ndim == 4 for x in (q, k)):
+            return
+        block, tile = (grid.block, grid.tile) if hasattr(grid, "block") else (64, 64)
+        tiles = q.shape[0] * q.shape[1] * math.ceil(q.shape[2] / tile)
+        steps = tiles * (4 + math.ceil(k.shape[2] / block) / (2 if q.shape[2] == k.shape[2] else 1))
+        is_drawn = hypothesis.currently_in_test_context()
+        most = DRAWN_STEPS if is_drawn else INTERPRETED_STEPS
+        if steps <= most and max(x.untyped_storage().nbytes() for x in (q, k)) < 2**28:
+            return
+        if is_drawn:
+            hypothesis.reject()
+        pytest.skip(f"about {steps:.0f} steps are too many for Triton's interpreter")
+
+    def select(self, *args: Any, **kwargs: Any) -> closecall.Selection:
+        self._bearable(*args[:3])
+        with self._forced():
+            return closecall.select(*args, backend=self.backend, **kwargs)
+
+    def attend(self, *args: Any, **kwargs: Any) -> Any:
+        self._bearable(*args[:2], args[3])
+        with self._forced():
+            return closecall.attend(*args, backend=self.backend, **kwargs)
+
+    def attention(self, *args: Any, **kwargs: Any) -> Any:
+        self._bearable(*args[:2], args[3])
+        with self._forced():
+            return closecall.attention(*args, backend=self.backend, **kwargs)
+
+    def rank(self, *args: Any) -> Ranked:
+        """What the backend hands to rules."""
+        self._bearable(*args[:3])
+        with self._forced():
+            return backends.load(self.backend).rank(*args)
+
+    def examples(self, usual: int) -> int:
+        """How many examples to draw where a fast backend draws `usual`."""
+        many = usual * 10 if FUZZ else max(3, usual // 8) if SANITIZED else usual
+        return max(3, many // SLOWER[self.backend]) if self.backend in SLOWER else many
+
+
+def has_native() -> bool:
+    return importlib.util.find_spec("closecall.backends._native") is not None
+
+
+def available() -> list[Engine]:
+    found = [Engine("reference")]
+    if has_native():
+        found += [Engine("cpu", tier) for tier in importlib.import_module("closecall.backends.cpu").tiers()]
+    if importlib.util.find_spec("closecall.backends.flex") is not None:
+        found.append(Engine("flex"))
+    if importlib.util.find_spec("triton") is not None and not SANITIZED:
+        found.append(Engine("triton"))
+    return found
+
+
+ENGINES = available()
+EXACTLY_REPEATABLE = [e for e in ENGINES if e.backend != "flex"]  # torch promises no bitwise repeatability for flex

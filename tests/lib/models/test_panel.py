@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from closecall.cli import main
+from closecall.models import catalogue as panel
+from closecall.models import text as panel_text
+from closecall.policy import Policy
+
+PAPER = {
+    "Qwen/Qwen2.5-14B-Instruct": (48, 40, 8, 128),
+    "Qwen/Qwen2.5-7B-Instruct-1M": (28, 28, 4, 128),
+    "mistralai/Mistral-Nemo-Instruct-2407": (40, 32, 8, 128),
+    "Qwen/Qwen3.6-35B-A3B": (40, 16, 2, 256),
+}
+
+entries = pytest.mark.parametrize("entry", panel.PANEL, ids=lambda e: e.name)
+
+
+def test_names_and_hub_ids_are_told_apart() -> None:
+    keys = [e.name for e in panel.PANEL] + [e.hub_id.lower() for e in panel.PANEL]
+    assert len(set(keys)) == len(keys)
+    assert all(e.name == e.name.lower() and e.hub_id.count("/") == 1 for e in panel.PANEL)
+
+
+def test_the_papers_four_are_as_the_paper_says() -> None:
+    found = {e.hub_id: (e.layers, e.q_heads, e.kv_heads, e.head_dim) for e in panel.PANEL if e.in_paper}
+    assert found == PAPER
+    assert dict(panel.get("mistral-nemo").tokenizer_options) == {"fix_mistral_regex": True}
+    hybrid = panel.get("qwen3.6-35b")
+    assert dict(hybrid.template_options) == {"enable_thinking": False}
+    assert hybrid.choice_prefill == "The correct answer is ("
+    assert hybrid.full_layers == 10
+
+
+def test_every_family_asked_for_is_there() -> None:
+    types = {e.model_type for e in panel.PANEL}
+    assert {"llama", "gemma3", "qwen3", "minimax", "minimax_m2", "gpt_oss", "glm4"} <= types
+
+
+@entries
+def test_an_entry_is_consistent(entry: panel.Entry) -> None:
+    assert entry.q_heads % entry.kv_heads == 0
+    mixed = {"sliding", "linear"} & set(entry.kinds)
+    assert (entry.full_layers < entry.layers) == bool(mixed)
+    assert (entry.window is not None) == ("sliding" in entry.kinds)
+    assert entry.sources
+    assert entry.quirks
+
+
+@entries
+def test_the_recommended_policy_constructs_and_fits(entry: panel.Entry) -> None:
+    policy = entry.policy()
+    assert policy.name == ("router" if entry.qk_norm else "router-on-quest")
+    assert Policy.from_json(policy.to_json()) == policy
+    # A budget that covers the trained context would be dense attention with extra steps.
+    assert policy.rule.tile_budget * policy.block < entry.trained_context
+
+
+@entries
+def test_qk_norm_and_layer_kinds_are_those_of_transformers(entry: panel.Entry) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(entry.model_type).get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    config.num_hidden_layers = 4
+    if kinds:
+        config.layer_types = kinds[-4:]
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert any(name.endswith("q_norm") for name, _ in model.named_modules()) == entry.qk_norm
+    assert ("linear" in entry.kinds) == ("linear_attention" in (kinds or ()))
+    assert ("sliding" in entry.kinds) == ("sliding_attention" in (kinds or ()))
+    assert ("sinks" in entry.kinds) == any(name.endswith("sinks") for name, _ in model.named_parameters())
+
+
+def test_finding_by_name_or_hub_id_in_any_case() -> None:
+    assert panel.find("SmolLM2") is panel.get("huggingfacetb/smollm2-135m-instruct") is panel.get("smollm2")
+    assert panel.find("owner/name") is None
+    with pytest.raises(ValueError, match="did you mean 'smollm2'"):
+        panel.get("smolm2")
+
+
+def test_a_wrong_entry_is_refused() -> None:
+    right = {"name": "x", "hub_id": "o/x", "model_type": "llama", "layers": 2, "full_layers": 2, "q_heads": 4}
+    right |= {"kv_heads": 2, "head_dim": 64, "qk_norm": False, "trained_context": 1024}
+    panel.Entry(**right)
+    for wrong in ({"kv_heads": 3}, {"full_layers": 3}, {"full_layers": 0}, {"kinds": ("ful",)}):
+        with pytest.raises(ValueError, match=r"heads|layers|did you mean 'full'"):
+            panel.Entry(**right | wrong)
+
+
+def test_the_command_lists_all_and_tells_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in panel.names())
+    assert max(map(len, table.splitlines())) <= 120
+    for entry in panel.PANEL:
+        assert main(["models", entry.name]) == 0
+        page = capsys.readouterr().out
+        assert entry.hub_id in page
+        assert page.strip() == panel_text.describe(entry)
+        assert max(map(len, page.splitlines())) <= 120
+    assert main(["models", "gemma3"]) == 2
+    assert "did you mean 'gemma-3-12b'" in capsys.readouterr().err
+
+
+def test_the_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [m["name"] for m in listed] == list(panel.names())
+    assert main(["models", "mistral-nemo", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["tokenizer_options"] == {"fix_mistral_regex": True}
+    assert one["policy"]["scorer"] == {"name": "quest"}

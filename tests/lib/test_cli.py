@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from closecall import __version__, cli, info
+from closecall_lab.bench import cli as arguments
+
+COMMANDS = (
+    "info", "models", "get", "eval", "compare", "report", "reproduce", "bench", "profile", "pareto", "diagnose",
+    "calibrate", "validate", "gpu-report", "gpu-model",
+)  # fmt: skip
+BENCHMARKS = ("attention", "decode", "prefill")
+RUN = [sys.executable, "-c", "import sys; from closecall.cli import main; sys.exit(main())"]
+
+
+def listed(page: str) -> set[str]:
+    """The first words of lines that are indented like argparse's list of commands."""
+    return {line.split()[0] for line in page.splitlines() if line.startswith("    ") and line[4:5].strip()}
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"]])
+def test_the_first_page_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if argv:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(argv)
+        assert ended.value.code == 0
+    else:
+        assert cli.main(argv) == 0
+    page = capsys.readouterr().out
+    assert listed(page) == set(COMMANDS)
+    assert len(COMMANDS) == len(cli.COMMANDS)
+    assert cli.EXAMPLES.strip() in page
+
+
+def test_bench_alone_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench"]) == 0
+    assert listed(capsys.readouterr().out) == set(BENCHMARKS)
+    assert len(BENCHMARKS) == len(arguments.BENCHMARKS)
+
+
+@pytest.mark.parametrize("command", [*([c] for c in COMMANDS), *(["bench", b] for b in BENCHMARKS)], ids=" ".join)
+def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: closecall {' '.join(command)}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"closecall {__version__}\n"
+
+
+WRONG = {
+    "inof": "did you mean 'info'?",
+    "bench atention": "did you mean 'attention'?",
+    "info --jsn": "unrecognized arguments: --jsn (see `closecall --help`)",
+    "get smolm2": "did you mean 'smollm2'?",
+    "models qwen2.5-14": "did you mean 'qwen2.5-14b",
+    "bench attention --contexts 4kb": "--contexts takes whole numbers like 128 or 32k, got '4kb'",
+    "bench attention --contexts 0": "--contexts takes whole numbers like 128 or 32k, got '0'",
+    "bench attention --policies toppk": "did you mean 'topk'?",
+    "bench attention --policies dense": "unknown --policies 'dense'",
+    "bench attention --baselines spda": "did you mean 'sdpa'?",
+    "bench attention --budget 0": "--budget takes whole numbers like 128 or 32k, got '0'",
+    "bench attention --heads 3 --kv-heads 2": "--heads 3 is not a multiple of --kv-heads 2",
+    "bench decode --dtypes fp33": "did you mean 'fp32'?",
+    "bench decode --seconds 0": "--seconds must be above 0, got 0.0",
+    "bench decode --seconds soon": "invalid float value: 'soon'",
+    "bench decode --threads some": "--threads takes whole numbers like 128 or 32k, got 'some'",
+    "bench decode --isa avx3": "unknown --isa 'avx3'",
+    "bench prefill": "the following arguments are required: --model",
+    "bench prefill --model smolm2": "did you mean 'smollm2'?",
+    "bench prefill --model smollm2 --dtype bf61": "did you mean 'bf16'?",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_was_typed_wrong_is_said_in_one_line(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("closecall: ")
+    assert said.err.count("\n") == 1
+    assert WRONG[line] in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--js"]) == 2
+    assert "--js" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_another_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    assert cli.main(["bench", "prefill", "--model", nowhere, "--out", str(tmp_path)]) == 1
+    assert f"closecall: no such directory: {nowhere}" in capsys.readouterr().err
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "gather", interrupted)
+    assert cli.main(["info"]) == 130
+    assert capsys.readouterr().err == "closecall: interrupted\n"
+
+
+def test_a_bug_is_not_passed_off_as_a_typing_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(info, "gather", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["info"])
+
+
+def test_a_reader_who_had_enough() -> None:
+    process = subprocess.Popen([*RUN, "models", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    assert said == ""
+
+
+def test_models_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", "--json"]) == 0
+    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+    assert "smollm2" in names
+    assert cli.main(["models", "smollm2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trained_context"] == 8192
+
+
+def test_the_command_line_starts_without_what_it_does_not_need() -> None:
+    heavy = ("transformers", "matplotlib", "triton", "ray")
+    code = f"import sys, closecall, closecall.cli as c; c.parser(); print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,133 @@
+"""A new scorer or rule is one small registered class, and every backend takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import closecall
+import oracle
+from closecall import RULES, SCORERS, TRIGGERS, Policy, Rule, Scorer, Trigger
+from closecall.rules.base import Decision, Ranked
+from closecall.scorers.base import blocks_of
+from compare import assert_attention, kept_of
+from engines import Engine
+
+
+@SCORERS.register("test-last-key")
+@dataclass(frozen=True)
+class LastKey(Scorer):
+    """A block is as good as its last key, times a weight."""
+
+    weight: float = 1.0
+
+    def summarise(self, keys: torch.Tensor, block: int) -> tuple[torch.Tensor, ...]:
+        return (torch.stack([self.weight * b[..., -1, :].float() for b in blocks_of(keys, block)], -2),)
+
+    def row_scores(self, rows: torch.Tensor, summary: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return rows.float() @ summary[0].transpose(-1, -2)
+
+
+@RULES.register("test-half")
+@dataclass(frozen=True)
+class Half(Rule):
+    """Keeps the better half of the unforced blocks of every tile."""
+
+    def limit(self, n_blocks: int) -> int:
+        return n_blocks
+
+    def decide(self, ranked: Ranked) -> Decision:
+        shape = ranked.order.shape[:3]
+        counts = (ranked.forced + (ranked.visible - ranked.forced) // 2)[:, None].expand(shape)
+        return Decision(counts, torch.full(shape, torch.nan), torch.zeros(shape, dtype=torch.bool))
+
+    def describe(self) -> str:
+        return "the better half"
+
+
+@RULES.register("test-capped")
+@dataclass(frozen=True)
+class Capped(Half):
+    """A rule of its own kind that has a tile budget, and so must leave room for forced blocks."""
+
+    tile_budget: int = 3
+
+
+@TRIGGERS.register("test-first")
+@dataclass(frozen=True)
+class First(Trigger):
+    """Expands the first eligible tile of the buffer."""
+
+    def fire(self, margin, eligible, sequence, q):
+        return (eligible & (eligible.cumsum(1) == 1))[:, None].expand_as(margin)
+
+    def describe(self, q: float) -> str:
+        return "the first tile"
+
+
+def tensors() -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randint(-3, 4, (2, h, 200, 32), generator=generator).float() for h in (4, 2))
+    return q, k, torch.randn(2, 2, 200, 16, generator=generator)
+
+
+def last_key(rows: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    return rows @ keys[-1], np.abs(rows) @ np.abs(keys[-1]), 0
+
+
+@pytest.mark.parametrize("rule", ["topk", "test-half"])
+def test_a_new_scorer_and_a_new_rule(engine: Engine, rule: str) -> None:
+    q, k, v = tensors()
+    made = RULES[rule](budget=5, tile_factor=1) if rule == "topk" else RULES[rule]()
+    policy = Policy(scorer=LastKey(weight=2.0), rule=made, block=16, tile=16)
+    padding = torch.arange(200) >= torch.tensor([[0], [33]])
+    selection = engine.select(q, k, policy, scale=1.0, key_padding=padding)
+    plan = oracle.tiles(2, 200, 200, 16, 16, key_padding=padding)
+    for t in plan:
+        forced = t.forced(1)
+        for h in range(4):
+            scores = oracle.block_scores(oracle.exact(q), oracle.exact(k), t, h, last_key, "max", 2.0, 1, 0.0)
+            free = len(scores) // 2 if rule == "test-half" else min(len(scores), 5 - len(forced))
+            assert kept_of(selection)[t.batch, h, t.number] == sorted(forced | set(oracle.ranking(scores)[:free]))
+    out, lse = engine.attention(q, k, v, policy, scale=1.0, key_padding=padding, return_lse=True)
+    assert_attention(out, lse, oracle.attend(q, k, v, kept_of(selection), plan, 1.0))
+
+
+@pytest.mark.parametrize("scorer", ["mean", "quest"])
+def test_a_new_rule_on_the_scorers_that_have_native_code(engine: Engine, scorer: str) -> None:
+    q, k, v = tensors()
+    policy = Policy(scorer=SCORERS[scorer](), rule=Half(), block=16, tile=16)
+    selection = engine.select(q, k, policy, scale=1.0)
+    plan = oracle.tiles(2, 200, 200, 16, 16)
+    for t in plan:
+        for h in range(4):
+            scores = oracle.block_scores(oracle.exact(q), oracle.exact(k), t, h, scorer, "max", 1.0, 1, 0.0)
+            best = oracle.ranking(scores)[: len(scores) // 2]
+            assert kept_of(selection)[t.batch, h, t.number] == sorted(t.forced(1) | set(best))
+    out, lse = engine.attention(q, k, v, policy, scale=1.0, return_lse=True)
+    assert_attention(out, lse, oracle.attend(q, k, v, kept_of(selection), plan, 1.0))
+
+
+def test_a_new_trigger(engine: Engine) -> None:
+    q, k, _ = tensors()
+    policy = closecall.policy("router", block=16, tile=16, budget=5, tile_factor=1, trigger="test-first")
+    selection = engine.select(q, k, policy)
+    assert selection.triggered.nonzero()[:, 2].unique().tolist() == [5]  # the first tile that sees more than 5 blocks
+    assert selection.counts[0, 0].tolist() == [1, 2, 3, 4, 5, 6, *[5] * 7]
+
+
+def test_new_parts_print_and_travel_as_json() -> None:
+    policy = Policy(scorer=LastKey(weight=0.5), rule=Half())
+    assert Policy.from_json(policy.to_json()) == policy
+    assert policy.name == "test-half-on-test-last-key"
+    assert "the better half" in str(policy)
+
+
+def test_a_new_rule_with_a_budget_is_checked_against_the_forced_blocks() -> None:
+    q, k, _ = tensors()
+    policy = Policy(scorer=LastKey(), rule=Capped(), block=16, tile=32)
+    with pytest.raises(ValueError, match="tile budget 3 must exceed the 3 forced blocks"):
+        closecall.select(q, k, policy, backend="reference")
