@@ -64,3 +64,6 @@ def add_gpu_report(commands: Commands) -> None:
             raise ValueError(f"{len(broken)} of {total} variants break an aim: {broken[0]}")
 
     parser.set_defaults(run=run)
+
+
+COMMANDS = (add_gpu_report,)

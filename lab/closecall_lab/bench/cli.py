@@ -196,3 +196,6 @@ def add_bench(commands: Any) -> None:
     )
     parser.set_defaults(run=lambda _: parser.print_help())
     add(parser.add_subparsers(title="benchmarks", metavar="BENCHMARK"))
+
+
+COMMANDS = (add_bench,)

@@ -120,3 +120,6 @@ def read(args: argparse.Namespace) -> Any:
         seed=args.seed,
         dtype=args.dtype,
     )
+
+
+COMMANDS = (add_eval,)

@@ -62,3 +62,6 @@ def finish(page: Page, out: Path, stem: str, *, panel: str = "") -> None:
             pages.append(out / "panel.md")
             pages[-1].write_text(panel)
         print(f"written: {' '.join(map(str, pages))} and {pictures} pictures in {out}", file=sys.stderr)
+
+
+COMMANDS = (add_report,)

@@ -181,3 +181,9 @@ def run_calibrate(args: argparse.Namespace) -> None:
     part.replace(args.out)
     print(found.table(args.model).text())
     print(f"closecall: written to {args.out}", file=sys.stderr)
+
+
+COMMANDS = (
+    add_diagnose,
+    add_calibrate,
+)

@@ -226,3 +226,9 @@ def pareto(args: argparse.Namespace) -> None:
     written = page.write(args.out, "pareto")
     (args.out / "pareto.json").write_text(made.to_json(groups))
     print(f"written: {' '.join(map(str, [*written, args.out / 'pareto.json']))}", file=sys.stderr)
+
+
+COMMANDS = (
+    add_profile,
+    add_pareto,
+)

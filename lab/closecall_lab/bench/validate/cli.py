@@ -111,3 +111,6 @@ def _settings(args: argparse.Namespace, place: str) -> Any:
         seconds=given["seconds"],
         **numbers,
     )
+
+
+COMMANDS = (add_validate,)

@@ -239,3 +239,6 @@ def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any
         else:
             log(f"{spec} is not timed: it has a threshold for each layer of its model; time its router instead")
     return cost.costs(variants, q, k, scale, seconds=args.seconds), where
+
+
+COMMANDS = (add_compare,)
