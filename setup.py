@@ -23,6 +23,8 @@ TIERS = {
     "tier_avx512.cpp": AVX512,
     "tier_avx512bf16.cpp": [*AVX512, "-mavx512bf16"],
 }
+# Stripped (`-s`): symbols that nobody outside can use would be a third of the wheel.
+LINK = [] if sys.platform == "win32" else ["-pthread", *([] if os.environ.get("CLOSECALL_SANITIZE") else ["-s"])]
 SOURCES = ["module.cpp", "drivers.cpp", "pool.cpp", "tier_portable.cpp", *(TIERS if X86 else ())]
 
 
@@ -61,7 +63,7 @@ setup(
             depends=[f"{NATIVE}/{s}" for s in sorted(os.listdir(NATIVE)) if s.endswith(".h")],
             define_macros=[("Py_LIMITED_API", "0x030A0000"), *([("CLOSECALL_X86", "1")] if X86 else [])],
             extra_compile_args=COMMON,
-            extra_link_args=["-pthread"] if sys.platform != "win32" else [],
+            extra_link_args=LINK,
             py_limited_api=True,
             # Without a compiler the package still installs; `closecall info` then says that slower backends are left.
             optional=not os.environ.get("CLOSECALL_REQUIRE_NATIVE"),

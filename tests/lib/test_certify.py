@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import closecall
 import oracle
-from closecall.certify.block_mass import distance_above, summarise_keys, summarise_values, weight_above, weight_below
+from closecall.block_mass import distance_above, summarise_keys, summarise_values, weight_above, weight_below
 from closecall.certify.certificate import Certificate, certify
 from closecall.policy import Policy
 from closecall.rules.certified import Certified

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from ..api import attend
-from ..checks import check_scale
-from ..geometry import Geometry
-from ..selection import Selection
-from .block_mass import (
+from ..block_mass import (
     Arithmetic,
     Keys,
     Values,
@@ -24,6 +21,9 @@ from .block_mass import (
     up,
     weight_above,
 )
+from ..checks import check_scale
+from ..geometry import Geometry
+from ..selection import Selection
 
 
 @dataclass(frozen=True, eq=False)

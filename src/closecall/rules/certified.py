@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..certify.block_mass import (
+from ..block_mass import (
     Arithmetic,
     Keys,
     longest_so_far,
