@@ -38,7 +38,7 @@ GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "sof
 
 # What every preset takes, whether its parts have a use for it or not, so that one sweep can run over all presets.
 COMMON = (
-    "budget", "tile_factor", "q", "rho", "block", "tile", "sinks", "trigger", "aggregate", "threshold", "seed",
+    "budget", "tile_factor", "q", "rho", "block", "tile", "pool", "sinks", "trigger", "aggregate", "threshold", "seed",
 )  # fmt: skip
 
 
@@ -61,7 +61,11 @@ OVERRIDES = _Overrides()
 
 @dataclass(frozen=True)
 class Policy:
-    """Which blocks a tile of queries may read: a scorer, a rule, and the grid both live on."""
+    """Which blocks a tile of queries may read: a scorer, a rule, and the grid both live on.
+
+    pool: rows per mean. Runs of `pool` rows of a tile are averaged, and the means are scored instead of the rows: at
+    1 M tokens scoring every row would cost as much as attending to the blocks it finds. 1 scores every row.
+    """
 
     scorer: Scorer | None
     rule: Rule
@@ -69,12 +73,15 @@ class Policy:
     tile: int = 64
     sinks: int = 1
     aggregate: str = "max"
+    pool: int = 1
 
     def __post_init__(self) -> None:
-        for field, least in (("block", 1), ("tile", 1), ("sinks", 0)):
+        for field, least in (("block", 1), ("tile", 1), ("sinks", 0), ("pool", 1)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
+        if self.tile % self.pool:
+            raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
         aggregates = (*AGGREGATES, *NORMALISED, SOFTMAX)
         if self.aggregate not in aggregates:
             raise unknown("aggregate", self.aggregate, aggregates)
@@ -110,6 +117,8 @@ class Policy:
 
     def to_json(self) -> str:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.pool == 1:  # as before there was a pool, so that what was stored under a policy's JSON is still found
+            del data["pool"]
         parts = {k: v.to_dict() if isinstance(v, Component) else v for k, v in data.items()}
         return json.dumps({"closecall_policy": JSON_VERSION} | parts)
 
@@ -129,8 +138,9 @@ class Policy:
     def __str__(self) -> str:
         if self.scorer is None:
             return f"{self.name}: {self.rule.describe()}"
+        rows = f"means of {self.pool} rows of " if self.pool > 1 else ""
         return (
-            f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {self.tile}-row tiles; "
+            f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {rows}{self.tile}-row tiles; "
             f"{self.rule.describe()}; blocks of {self.block} keys, {self.sinks} sink"
         )
 
@@ -191,10 +201,10 @@ def policy(name: str, **overrides: Any) -> Policy:
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
     called `RULE-on-SCORER`, such as `topk-on-box`.
     Overrides and the paper's defaults: `budget=33, tile_factor=2, q=0.4, rho=2, block=64, tile=64, sinks=1,
-    trigger="quantile", aggregate="max"`; `threshold=` goes with `trigger="absolute"`, `seed=` with `trigger="random"`.
-    Every preset takes these, so that one sweep can run over all of them; a preset uses those its parts have (`dense`
-    has no budget). `scorer=` puts another scorer in the preset's place, and the parameters of the scorer and the rule
-    that a policy is made of are overrides too.
+    trigger="quantile", aggregate="max", pool=1`; `threshold=` goes with `trigger="absolute"`, `seed=` with
+    `trigger="random"`. Every preset takes these, so that one sweep can run over all of them; a preset uses those its
+    parts have (`dense` has no budget). `scorer=` puts another scorer in the preset's place, and the parameters of the
+    scorer and the rule that a policy is made of are overrides too.
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66
@@ -207,7 +217,7 @@ def policy(name: str, **overrides: Any) -> Policy:
         if key not in known:
             raise unknown("policy override", key, known)
     given = GIVEN.get(name, {}) | overrides
-    grid = {key: given[key] for key in ("block", "tile", "sinks", "aggregate") if key in given}
+    grid = {key: given[key] for key in ("block", "tile", "sinks", "aggregate", "pool") if key in given}
     if scorer_name is None:
         if "scorer" in overrides:
             raise ValueError(f"policy {name!r} ranks nothing and has no scorer: leave scorer= out")

@@ -27,6 +27,8 @@ class Setting(Protocol):
     @property
     def tile(self) -> int: ...
     @property
+    def pool(self) -> int: ...
+    @property
     def sinks(self) -> int: ...
     @property
     def aggregate(self) -> str: ...
@@ -39,6 +41,7 @@ class Component:
     """A named, immutable part of a policy. Its dataclass fields are its parameters."""
 
     name: ClassVar[str]
+    renamed: ClassVar[dict[str, str]] = {}  # parameters that older files call otherwise: {old name: new name}
 
     def to_dict(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -99,6 +102,7 @@ class Registry(Generic[C]):
             raise ValueError(f"a {self.kind} is written as an object with its name and parameters, got {data!r}")
         params = dict(data)
         cls = self[params.pop("name")]
+        params = {cls.renamed.get(key, key): value for key, value in params.items()}
         known = {f.name for f in dataclasses.fields(cls)}
         for key in params:
             if key not in known:

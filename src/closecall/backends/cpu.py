@@ -108,7 +108,7 @@ def _shape(q: Tensor, k: Tensor, value_dim: int) -> tuple[int, ...]:
 
 def _has_kernel(policy: Policy) -> bool:
     assert policy.scorer is not None
-    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
+    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES or policy.pool > 1:
         return False
     # A row's best plane and the mean over rows cannot be taken one after the other.
     return not isinstance(policy.scorer, Outliers) or (policy.aggregate != "mean" and policy.block <= _MOST_BLOCK)

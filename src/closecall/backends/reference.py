@@ -8,7 +8,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from ..policy import Policy
 from ..rules.base import Ranked
-from ..scorers.base import Chunk, View, accumulator
+from ..scorers.base import Chunk, View, accumulator, run_means
 from ..scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX, log_shares, shares
 from ..selection import Selection, gather_kept
 from . import empty_outputs
@@ -31,11 +31,14 @@ def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale:
     batch, heads, _, _ = q.shape
     group = heads // k.shape[1]  # query head h reads key head h // group
     mass = policy.aggregate in NORMALISED
+    every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
     for b, tiles, rows, keys in geometry.spans():
+        single = () if every_row is None else tuple(every_row[b, tiles].tolist())
+        grid = (policy.block, policy.tile, policy.sinks, mass, policy.pool, single)
         for shared in range(k.shape[1]):
             mine = slice(shared * group, (shared + 1) * group)
-            view = View(q[b, mine, rows], k[b, shared, keys], scale, policy.block, policy.tile, policy.sinks, mass)
+            view = View(q[b, mine, rows], k[b, shared, keys], scale, *grid)
             for chunk, found in policy.scorer.scan(view):
                 first = tiles.start + chunk.tiles.start
                 at = slice(first, first + len(chunk.tiles))
@@ -52,7 +55,7 @@ def _unseen(view: View, chunk: Chunk) -> Tensor:
 
 
 def _reduced(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
-    """Tile scores `[G, tiles, seen]` from what the scorer found `[G, tiles, rows, seen]`."""
+    """Tile scores `[G, tiles, seen]` from what the scorer found `[G, tiles, runs, seen]`."""
     assert policy.scorer is not None
     if policy.aggregate in NORMALISED:
         return _normalised(view, chunk, found, policy)
@@ -63,7 +66,7 @@ def _reduced(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
 
 
 def _normalised(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
-    """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, rows, seen]`."""
+    """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, runs, seen]`."""
     assert policy.scorer is not None
     reduce = NORMALISED[policy.aggregate]
     unseen = _unseen(view, chunk)[:, None]
@@ -72,7 +75,9 @@ def _normalised(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tens
         total = votes.sum(-1, keepdim=True)
         return reduce(torch.where(total > 0, votes / total, 0.0))
     exact, blocks = _forced_masses(view, chunk)
-    masses = torch.where(unseen, -torch.inf, found.expand(-1, -1, chunk.rows.shape[2], -1))
+    if (pool := view.pool_of(chunk.tiles.start)) > 1:
+        exact = _of_runs(exact, blocks, pool)
+    masses = torch.where(unseen, -torch.inf, found.expand(-1, -1, chunk.scored.shape[2], -1))
     masses.scatter_(-1, blocks[:, None].expand_as(exact), exact)
     return reduce(shares(masses))
 
@@ -91,6 +96,18 @@ def _forced_masses(view: View, chunk: Chunk) -> tuple[Tensor, Tensor]:
     behind = place[:, None] > chunk.positions[..., None]  # [tiles, rows, keys]
     logits = torch.unflatten(logits.masked_fill(behind, -torch.inf), -1, (-1, view.block))
     return logits.logsumexp(-1), blocks
+
+
+def _of_runs(exact: Tensor, blocks: Tensor, pool: int) -> Tensor:
+    """Forced blocks' log masses `[G, tiles, runs, forced]` of means of rows, from those of the rows.
+
+    A mean's score is the mean of its rows' scores where scores are products, and so is its forced blocks' log mass: the
+    mean of what the rows' forced blocks hold together. It is shared out as the rows share theirs, on average.
+    """
+    twice = (blocks[:, :, None] == blocks[:, None]).tril(-1).any(-1)
+    together = exact.masked_fill(twice[:, None], -torch.inf).logsumexp(-1, keepdim=True)
+    shared = run_means((exact - together).exp(), pool)
+    return run_means(together, pool) + shared.log()
 
 
 def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:

@@ -109,6 +109,10 @@ class Rule(Component):
         """The most blocks any tile may keep, forced ones included: how far backends must rank."""
         raise NotImplementedError
 
+    def every_row(self, sequence: Tensor) -> Tensor | None:
+        """bool `[B, T]`: tiles whose rows are scored one by one, however many the policy pools; None means none."""
+        return None
+
     def limits(self, sequence: Tensor, n_blocks: int) -> Tensor | None:
         """`[B, T]`: how far each tile must be ranked, where that differs; a backend may rank further, up to `limit`."""
         return None

@@ -33,6 +33,8 @@ class LastTile(Rule):
     blocks, and all together no more than the share `give` of theirs: where few tiles can pay, the last ones get as much
     more as they can. Without `pay` the mean rises.
 
+    A policy that pools rows scores every row of the protected tiles.
+
     The last tile is that of the call: in chunked prefill each chunk has one, and a decoding step has no other.
     """
 
@@ -83,6 +85,11 @@ class LastTile(Rule):
 
     def limit(self, n_blocks: int) -> int:
         return n_blocks if self.factor == DENSE else min(_part(self.rule.limit(n_blocks), self.factor), n_blocks)
+
+    def every_row(self, sequence: Tensor) -> Tensor:
+        """The protected tiles: the question is often a single row, which a mean would drown."""
+        last, inner = _last(sequence, self.tiles), self.rule.every_row(sequence)
+        return last if inner is None else last | inner
 
     def limits(self, sequence: Tensor, n_blocks: int) -> Tensor:
         inner = self.rule.limits(sequence, n_blocks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..scorers.reductions import NORMALISED
 from .base import Decision, Ranked, Rule, margins_at
 from .topk import TopK
 
-POOLS = ("layer", "tile")
+AMONG = ("layer", "tile")
 
 
 def ordered(x: Tensor) -> Tensor:
@@ -116,10 +116,10 @@ class Pooled(TopK):
     """Keeps in all of a pool as many blocks as uniform top-k at the same budget would, where they are wanted most.
 
     A tile that sees at most `tile_budget` blocks keeps all of them. Of the others, each head keeps at least
-    `floor * tile_budget` blocks and at most `cap * tile_budget`, forced ones included (both rounded down). What shares
-    one budget is the `pool`: `"layer"`, all heads and tiles of a sequence, or `"tile"`, the heads of each tile. The
-    budget can always be kept, and is, to the block. Ties go to the lower rank, then to the later tile, then to the
-    lower head.
+    `floor * tile_budget` blocks and at most `cap * tile_budget`, forced ones included (both rounded down). One
+    budget is shared `among` all heads and tiles of a sequence (`"layer"`), or the heads of each tile (`"tile"`): the
+    pool. The budget can always be kept, and is, to the block. Ties go to the lower rank, then to the later
+    tile, then to the lower head.
 
     A cell counts as triggered if it got more than the tile budget. The margin is that of the cut it came to. Where
     heads are spread over tensor-parallel ranks, the ranks exchange what they want.
@@ -127,7 +127,9 @@ class Pooled(TopK):
 
     floor: float = 0.5
     cap: float = 4
-    pool: str = "layer"
+    among: str = "layer"
+
+    renamed: ClassVar[dict[str, str]] = {"pool": "among"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +139,8 @@ class Pooled(TopK):
             raise ValueError(f"floor must be in [0, 1], a share of the tile budget, got {self.floor!r}{blocks}")
         if not is_number(self.cap) or not 1 <= self.cap < math.inf:
             raise ValueError(f"cap must be at least 1, a multiple of the tile budget, got {self.cap!r}")
-        if self.pool not in POOLS:
-            raise unknown("pool", self.pool, POOLS)
+        if self.among not in AMONG:
+            raise unknown("among", self.among, AMONG)
 
     @property
     def least(self) -> int:
@@ -176,7 +178,7 @@ class Pooled(TopK):
             got = _above(-wanted.flatten(0, 2), torch.full_like(low, level)).clamp(low, high)
         else:
             pool = ranked.sequence + 1
-            if self.pool == "tile":
+            if self.among == "tile":
                 pool = torch.arange(pool.numel(), device=pool.device).view_as(pool)
             pool = pool[:, None].expand(shape).reshape(-1)
             uniform = (visible.clamp(max=self.tile_budget) - forced)[:, None].expand(shape).reshape(-1)
@@ -186,7 +188,7 @@ class Pooled(TopK):
         return Decision(counts, margins_at(ranked, counts), counts > self.tile_budget)
 
     def _bounds(self) -> str:
-        where = "all heads and tiles" if self.pool == "layer" else "the heads of each tile"
+        where = "all heads and tiles" if self.among == "layer" else "the heads of each tile"
         return f"{self.least} to {self.most} a tile, {self.tile_budget} on average over {where}"
 
 

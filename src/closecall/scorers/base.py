@@ -8,6 +8,7 @@ a whole sequence. The reduction over a tile's rows is a choice of its own, and s
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -57,6 +58,7 @@ class Chunk:
 
     tiles: range
     rows: Tensor  # [G, tiles, rows, D], in float32
+    scored: Tensor  # [G, tiles, runs, D]: the rows themselves, or where the policy pools, the means of runs of them
     pos: int  # position of the first row among the sequence's keys
     seen: int  # number of blocks that the last row sees
 
@@ -82,6 +84,8 @@ class View:
     tile: int
     sinks: int
     mass: bool  # whether the reduction wants estimated log masses, not scores
+    pool: int = 1  # rows per mean
+    every_row: tuple[bool, ...] = ()  # by tile: those whose rows are scored one by one all the same; empty means none
 
     @property
     def n_blocks(self) -> int:
@@ -92,11 +96,18 @@ class View:
         """The most blocks that a tile's own rows can overlap."""
         return (self.tile + self.block - 2) // self.block + 1
 
+    def pool_of(self, tile: int) -> int:
+        """Rows per mean in that tile."""
+        return 1 if self.every_row and self.every_row[tile] else self.pool
+
     def _chunk(self, tiles: range, first: int, n_rows: int, n_tiles: int) -> Chunk:
         rows = self.q[:, first : first + n_tiles * n_rows].to(accumulator(self.q.dtype))
+        rows = torch.unflatten(rows, 1, (n_tiles, n_rows))
         pos = self.k.shape[0] - self.q.shape[1] + first
         seen = -(-(pos + n_tiles * n_rows) // self.block)
-        return Chunk(tiles, torch.unflatten(rows, 1, (n_tiles, n_rows)), pos, seen)
+        pool = self.pool_of(tiles.start) if tiles else 1
+        scored = rows if pool == 1 else run_means(rows, pool).to(self.q.dtype).to(rows.dtype)
+        return Chunk(tiles, rows, scored, pos, seen)
 
     def chunks(self, per_row: int = 0) -> Iterator[Chunk]:
         """All tiles in order, as many at a time as keep tensors of `per_row` numbers a row small; at least one."""
@@ -107,9 +118,11 @@ class View:
             per_row = max(per_row, forced, forced * dim // (group * self.tile))
         step = max(1, AT_ONCE // (group * self.tile * per_row))
         whole, rest = divmod(length, self.tile)
-        for t in range(0, whole, step):
-            tiles = range(t, min(t + step, whole))
-            yield self._chunk(tiles, t * self.tile, self.tile, len(tiles))
+        for _, alike in itertools.groupby(range(whole), self.pool_of):  # tiles that are pooled, or are not
+            run = list(alike)
+            for t in range(run[0], run[-1] + 1, step):
+                tiles = range(t, min(t + step, run[-1] + 1))
+                yield self._chunk(tiles, t * self.tile, self.tile, len(tiles))
         if rest:  # a chunk of its own: rows are never padded
             yield self._chunk(range(whole, whole + 1), whole * self.tile, rest, 1)
 
@@ -158,6 +171,11 @@ class Scorer(Component):
                 f"scorer {self.name!r} would store {stored} vectors for a block of {policy.block} keys, no less than "
                 "the keys themselves: use larger blocks, or a scorer that stores fewer"
             )
+        if policy.pool > 1 and type(self).scan is not Scorer.scan:
+            raise ValueError(
+                f"scorer {self.name!r} looks at single rows and keys, so its rows cannot be pooled: use pool=1, or a "
+                "scorer that judges rows by summaries alone, like mean, quest, box or outliers"
+            )
 
     def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
         """Summaries `[..., n_blocks, D]` of keys `[..., N, D]`, over real keys only."""
@@ -175,18 +193,18 @@ class Scorer(Component):
         return scale * self.row_scores(rows, summary) + math.log(n_keys)
 
     def scan(self, view: View) -> Iterator[tuple[Chunk, Tensor]]:
-        """Row scores `[G, tiles, rows, seen]` of all tiles of a sequence, scaled; log masses where `view.mass`.
+        """Scores `[G, tiles, runs, seen]` of what is to be scored of all tiles, scaled; log masses where `view.mass`.
 
         One row instead of a tile's rows stands for all of them.
         """
         summary = self.summarise(view.k, view.block)
         for chunk in view.chunks():
-            rows, seen = chunk.rows.flatten(0, 2), tuple(s[..., : chunk.seen, :] for s in summary)
+            rows, seen = chunk.scored.flatten(0, 2), tuple(s[..., : chunk.seen, :] for s in summary)
             if view.mass:
                 found = self.log_mass(rows, seen, view.scale, view.block)
             else:
                 found = view.scale * self.row_scores(rows, seen)
-            yield chunk, found.reshape(*chunk.rows.shape[:3], chunk.seen)
+            yield chunk, found.reshape(*chunk.scored.shape[:3], chunk.seen)
 
     def describe(self) -> str:
         given = ", ".join(f"{f.name} {getattr(self, f.name)}" for f in fields(self))
@@ -195,6 +213,11 @@ class Scorer(Component):
 
 def mean_key(keys: Tensor, block: int) -> Tensor:
     return per_block(keys, block, lambda b: b.sum(-2) / b.shape[-2])
+
+
+def run_means(rows: Tensor, pool: int) -> Tensor:
+    """Means `[..., runs, D]` of consecutive runs of `pool` of the rows `[..., rows, D]`; the last may be shorter."""
+    return mean_key(rows, pool)
 
 
 def box_scores(rows: Tensor, high: Tensor, low: Tensor) -> Tensor:

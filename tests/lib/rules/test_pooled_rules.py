@@ -105,7 +105,7 @@ def expected_counts(case: Drawn, rule: Pooled, *, pool: str) -> dict[tuple[int, 
 @over(60, seed=SEEDS)
 def test_counts_against_plain_python(rule: Pooled, values: list[float], pool: str, seed: int) -> None:
     case = drawn(seed, values)
-    made = dataclasses.replace(rule, pool=pool)
+    made = dataclasses.replace(rule, among=pool)
     decision = made.decide(case.ranked)
     expected = expected_counts(case, made, pool=pool)
     assert {c: int(decision.counts[c]) for c in expected} == expected
@@ -180,7 +180,7 @@ def test_heads_on_two_ranks_get_what_they_get_on_one(pool: str, seed: int) -> No
     case = drawn(seed, LOGITS)
     if case.heads < 2:
         return
-    rule = Fill(budget=4, tile_factor=1, pool=pool)
+    rule = Fill(budget=4, tile_factor=1, among=pool)
     whole = rule.decide(case.ranked).counts
     ranks = [slice(0, 1), slice(1, None)]
     wanted = [rule.wanted(part(case.ranked, heads)) for heads in ranks]
@@ -207,7 +207,7 @@ def policies(**changes: Any) -> dict[str, Policy]:
     found = {}
     for cls in RULE_CLASSES:
         for pool in ("layer", "tile"):
-            made = cls(**{"budget": 5, "tile_factor": 1, "pool": pool} | changes)
+            made = cls(**{"budget": 5, "tile_factor": 1, "among": pool} | changes)
             found[f"{cls.name} {pool}"] = Policy(rule=made, **grid)
     return found
 
@@ -323,7 +323,7 @@ def test_filling_keeps_the_most_estimated_mass() -> None:
         (Fill, {"floor": "1"}, ["floor", "'1'"]),
         (Fill, {"cap": 0.5}, ["cap", "at least 1", "0.5"]),
         (Fill, {"cap": math.inf}, ["cap", "inf"]),
-        (Fill, {"pool": "layr"}, ["pool", "layr", "did you mean 'layer'"]),
+        (Fill, {"among": "layr"}, ["among", "layr", "did you mean 'layer'"]),
         (Fill, {"budget": 0}, ["budget", "0"]),
         (TopP, {"p": 0}, ["p must be in (0, 1]", "0"]),
         (TopP, {"p": 1.5}, ["p must be in (0, 1]", "1.5"]),
@@ -345,7 +345,7 @@ def test_what_scores_mean_must_be_known() -> None:
 
 
 def test_a_line_each() -> None:
-    for rule in (Fill(), TopP(), TopP(p=0.9), MaxRatio(pool="tile"), MaxRatio(ratio=0.1)):
+    for rule in (Fill(), TopP(), TopP(p=0.9), MaxRatio(among="tile"), MaxRatio(ratio=0.1)):
         line = str(Policy(SCORERS["quest"](), rule))
         assert "\n" not in line
         assert f"{rule.least} to {rule.most}" in line

@@ -6,6 +6,7 @@ where it says the same of all), `tile_scores` what becomes of it.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -198,8 +199,21 @@ def forced_masses(s: Sequence, sinks: int) -> dict[int, np.ndarray]:
     return {b: exact[:, b] for b in s.tile.forced(sinks)}
 
 
-def tile_scores(name: str, given: float, aggregate: str, s: Sequence, sinks: int) -> np.ndarray:
+def means(x: np.ndarray, pool: int) -> np.ndarray:
+    """Of runs of `pool` rows, the last of which may be shorter."""
+    return np.stack([x[i : i + pool].mean(0) for i in range(0, len(x), pool)])
+
+
+def tile_scores(name: str, given: float, aggregate: str, s: Sequence, sinks: int, pool: int = 1) -> np.ndarray:
     """`[visible]`."""
+    forced = forced_masses(s, sinks)
+    if pool > 1:
+        together = np.log(sum(np.exp(exact) for exact in forced.values()))
+        shared = {b: means(np.exp(exact - together), pool) for b, exact in forced.items()}
+        with np.errstate(divide="ignore"):
+            forced = {b: means(together, pool) + np.log(share) for b, share in shared.items()}
+        s = copy.copy(s)
+        s.mine = means(s.mine, pool)
     scores, masses = row_scores(name, given, s)
     if aggregate in ("max", "mean"):
         return scores.max(0) if aggregate == "max" else scores.mean(0)
@@ -211,7 +225,7 @@ def tile_scores(name: str, given: float, aggregate: str, s: Sequence, sinks: int
         shares = np.divide(masses, total, out=np.zeros_like(masses), where=total > 0)
     else:
         masses = np.repeat(masses, len(s.mine), 0) if len(masses) == 1 else masses.copy()
-        for b, exact in forced_masses(s, sinks).items():
+        for b, exact in forced.items():
             masses[:, b] = exact
         shares = softmax(masses)
     return shares.max(0) if aggregate == "mass-max" else shares.mean(0)

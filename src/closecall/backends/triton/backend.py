@@ -168,7 +168,7 @@ def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: 
 
 def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
     assert policy.scorer is not None
-    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
+    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES or policy.pool > 1:
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
     batch, heads, rows, dim = q.shape
