@@ -1,1 +1,1 @@
-"""What only we run: the paper's tables, probe training, models on paper. Never installed."""
+"""What only we run: the paper's tables and probe training. Never installed."""

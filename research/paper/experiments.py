@@ -151,8 +151,8 @@ def get(name: str) -> Experiment:
 
 
 def listing() -> str:
-    """What `closecall reproduce` alone prints."""
+    """What `python -m research.paper` alone prints."""
     width = max(len(e.name) for e in EXPERIMENTS)
     lines = [f"  {e.name:<{width}}  {e.about}  [{e.where}]" for e in EXPERIMENTS]
-    usage = "closecall reproduce NAME --model M    M: probe, smollm2 (scaled), or any model (the paper's own sizes)"
+    usage = "python -m research.paper NAME --model M    M: probe, smollm2 (scaled), or any model (the paper's sizes)"
     return "\n".join(["The paper's experiments:", "", *lines, "", usage])

@@ -9,18 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from test_report_pages import run
 
 from closecall.models.cache import UnavailableError
 from closecall_lab.eval.statistics import mcnemar
 from closecall_lab.eval.store import Store
-from closecall_lab.report import compose, paper
+from closecall_lab.report import paper
 from closecall_lab.tasks.prose import TEXT
 from research.paper import beside, experiments, reproduce
+from research.paper.__main__ import options as command_line
+from research.paper.page import reproduction
 
 K = 1024
 SIZES = {"pch": Fraction(12)}  # a chase of twenty entries needs some room
 MADE_UP = [e.name for e in experiments.EXPERIMENTS if not e.data]
+
+
+def run(*argv: str) -> None:
+    args = command_line().parse_args(argv)
+    args.run(args)
 
 
 def save(path: Path) -> Path:
@@ -84,7 +90,7 @@ def test_an_experiment_end_to_end(name: str, tiny: Path, store: Store) -> None:
     # Everything the paper's table names was run and found again under our scaled sizes.
     assert all(row["it"] is not None for row in first.rows)
     assert {row["it"].line.examples for row in first.rows} == {2}
-    text = compose.reproduction(found).text()
+    text = reproduction(found).text()
     assert f"SCALED to 1/{SIZES.get(name, 64)}" in text.replace("\n", " ")
     assert str(tiny.parent) not in text
     assert "paper" in first.text()
@@ -118,7 +124,7 @@ def test_longbench_v2_from_a_file(tiny: Path, store: Store, tmp_path: Path) -> N
     assert all(row["it"] is not None for row in accuracy.rows)
     assert "ours: by logits" in accuracy.text()
     assert "n_dc: ours" in paired.text()
-    text = compose.reproduction(found).text()
+    text = reproduction(found).text()
     assert str(tmp_path) not in text
     assert "longbench-v2:length=medium at 512 tokens" in text
 
@@ -137,7 +143,7 @@ def test_longbench_v1_runs_what_it_has_data_for(tiny: Path, store: Store, tmp_pa
         "longbench-musique:hops=2", "longbench-musique:hops=4", "longbench-narrativeqa",
     ]  # fmt: skip
     assert "bad.jsonl lacks the columns" in found.plan.left_out[-1]
-    assert str(tmp_path) not in compose.reproduction(found).text()
+    assert str(tmp_path) not in reproduction(found).text()
     assert "this is then no negative control" in table.text()
 
 
@@ -205,14 +211,14 @@ def test_a_panel_model_runs_at_the_papers_sizes() -> None:
 
 
 def test_names_and_near_matches(capsys: pytest.CaptureFixture[str]) -> None:
-    run("reproduce")
+    run()
     listed = capsys.readouterr().out
     assert all(f"  {e.name} " in listed and f"[{e.where}]" in listed for e in experiments.EXPERIMENTS)
     assert set(beside.BESIDE) == {e.name for e in experiments.EXPERIMENTS}
     with pytest.raises(ValueError, match="unknown experiment 'budgetmatch': did you mean 'budget-match'"):
-        run("reproduce", "budgetmatch", "--model", "probe")
-    with pytest.raises(ValueError, match="--model is missing: `closecall reproduce ruler --model probe`"):
-        run("reproduce", "ruler")
+        run("budgetmatch", "--model", "probe")
+    with pytest.raises(ValueError, match=r"--model is missing: `python -m research\.paper ruler --model probe`"):
+        run("ruler")
 
 
 @pytest.mark.parametrize(
@@ -226,13 +232,13 @@ def test_names_and_near_matches(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_options(option: str, value: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        run("reproduce", "ruler", "--model", "probe", option, value)
+        run("ruler", "--model", "probe", option, value)
 
 
 def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     options = ["--n", "1", "--scale", "64", "--store", str(tmp_path / "s.db"), "--out", str(out)]
-    run("reproduce", "pareto", "--model", str(tiny), *options)
+    run("pareto", "--model", str(tiny), *options)
     printed = capsys.readouterr().out
     assert "Table 3, Section 4.3" in printed
     assert "0.62" in printed  # the paper's wall time at 128K

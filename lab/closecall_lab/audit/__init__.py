@@ -1,1 +1,1 @@
-"""What can be told about the GPU kernels without a GPU: what they compile to, and a model on paper of their time."""
+"""What can be told about the GPU kernels without a GPU: what they compile to."""

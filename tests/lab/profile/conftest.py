@@ -31,9 +31,12 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Command:
-    monkeypatch.setattr(cli, "COMMANDS", (add_profile, add_pareto))
-    return lambda *argv: cli.main([str(x) for x in argv])
+def command() -> Command:
+    root = cli.Parser(prog="closecall")
+    commands = root.add_subparsers()
+    for add in (add_profile, add_pareto):
+        add(commands)
+    return lambda *argv: cli.guarded(root, [str(x) for x in argv])
 
 
 @pytest.fixture

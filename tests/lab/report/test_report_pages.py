@@ -191,7 +191,6 @@ def run(*argv: str) -> None:
     root = Parser(prog="closecall")
     commands = root.add_subparsers()
     cli.add_report(commands)
-    cli.add_reproduce(commands)
     args = root.parse_args(list(argv))
     args.run(args)
 

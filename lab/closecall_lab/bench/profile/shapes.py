@@ -19,7 +19,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def shape(name: str) -> Shape:
-    """By any name that `closecall gpu-model` takes, or an alias."""
+    """The shape by its catalogue name, its hub id, or an alias."""
     try:
         return gpu_shape(ALIASES.get(name.lower(), name))
     except ValueError:
