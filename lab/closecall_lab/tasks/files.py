@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -52,9 +54,9 @@ def rows(data: str, columns: Iterable[str], *, member: str = "") -> Rows:
     path = Path(data).expanduser()
     library = _datasets()
     if path.is_file():
-        where, kind = str(path), FORMATS.get(path.suffix)
         if path.suffix == ".zip" and member:
-            where, kind = f"zip://{member}::{path}", FORMATS[Path(member).suffix]
+            return _of_zip(library, data, path, member, columns)
+        where, kind = str(path), FORMATS.get(path.suffix)
         if kind is None:
             raise ValueError(f"{data} is none of the files that can be read: {', '.join([*FORMATS, '.zip'])}")
         options: dict[str, Any] = {"path": kind, "data_files": where}
@@ -67,6 +69,18 @@ def rows(data: str, columns: Iterable[str], *, member: str = "") -> Rows:
     found = Rows(data, _load(library, data, options))
     found.need(columns)
     return found
+
+
+def _of_zip(library: Any, data: str, path: Path, member: str, columns: Iterable[str]) -> Rows:
+    """The rows of JSON lines in a local archive, which `datasets` would take for a remote one when offline."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as lines:
+            listed = [json.loads(line) for line in lines if line.strip()]
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise ValueError(f"{data} cannot be read: {error}") from error
+    table = Rows(data, library.Dataset.from_list(listed))
+    table.need(columns)
+    return table
 
 
 def _load(library: Any, data: str, options: dict[str, Any]) -> Any:

@@ -13,12 +13,6 @@ from closecall import cli, policy
 from closecall.rules.router import Router
 from closecall.triggers.calibrated import Calibrated
 from closecall_lab.eval.compare.capture import Capture
-from closecall_lab.eval.compare.cli import add_compare
-
-
-@pytest.fixture(autouse=True)
-def only_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (add_compare,))
 
 
 def test_capture_then_compare(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,14 +11,7 @@ from typing import Any
 from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
 
-# Only `eval`, whatever else the command line has.
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from closecall import cli; from closecall_lab.eval.cli import add_eval; cli.COMMANDS = (add_eval,); "
-    "sys.exit(cli.main())",
-    "eval",
-]
+COMMAND = [sys.executable, "-c", "import sys; from closecall import cli; sys.exit(cli.main())", "eval"]
 POLICIES = ("dense", "topk", "router", "router/random", "router/last", "router/matched")
 
 

@@ -13,15 +13,9 @@ from test_store import run_of
 
 from closecall import cli
 from closecall_lab.eval import progress, store
-from closecall_lab.eval.cli import add_eval
 from closecall_lab.eval.executors import Job, Result
 from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
-
-
-@pytest.fixture(autouse=True)
-def only_eval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (add_eval,))
 
 
 def test_a_panel_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

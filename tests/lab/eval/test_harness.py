@@ -15,7 +15,6 @@ from runs import results
 import closecall
 from closecall import cli
 from closecall_lab.eval import harness, lm_eval, runner
-from closecall_lab.eval.cli import add_eval
 from closecall_lab.eval.harness import Harness, LmEval
 from closecall_lab.eval.measure import Subject
 from closecall_lab.eval.panel import Panel, Spec
@@ -176,7 +175,6 @@ def options(model: Path, include: Path, store: Path, *more: str) -> list[str]:
 def test_the_command(
     model: Path, include: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (add_eval,))
     path = tmp_path / "results.db"
     assert cli.main(options(model, include, path)) == 0
     page = capsys.readouterr()

@@ -117,7 +117,7 @@ def test_a_probes_task_is_for_probes(plain: Any) -> None:
 
 
 def test_a_task_of_ones_own_as_the_docs_have_it(monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
-    docs = Path(__file__).parents[2] / "docs" / "tasks.md"
+    docs = Path(__file__).parents[3] / "docs" / "tasks.md"
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", docs.read_text(), re.DOTALL) if "Echo" in block]
     monkeypatch.setattr(base, "TASKS", Registry("task"))
     exec(code, {})
