@@ -84,22 +84,13 @@ def reachable(edges: Graph, start: str) -> set[str]:
 
 
 def wheel_bytes() -> int:
-    """The size of the library's wheel, built as a user's pip would."""
+    """The size of the library's wheel, built from a clean clone as a user's pip would."""
     with tempfile.TemporaryDirectory() as place:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "-w",
-            place,
-            ".",
-        ]
-        subprocess.run(command, cwd=HOME, check=True, stderr=subprocess.DEVNULL)
-        return next(Path(place).glob("*.whl")).stat().st_size
+        clone, wheels = Path(place, "clone"), Path(place, "wheels")
+        subprocess.run(["git", "clone", "-q", str(HOME), str(clone)], check=True)
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*command, "-w", str(wheels), str(clone)], check=True, stderr=subprocess.DEVNULL)
+        return next(wheels.glob("*.whl")).stat().st_size
 
 
 def import_seconds(statement: str) -> float:
