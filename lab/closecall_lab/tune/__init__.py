@@ -1,0 +1,1 @@
+"""Tuning: budgets by layer and head for a model, on its owner's text."""

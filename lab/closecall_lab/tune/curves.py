@@ -1,0 +1,103 @@
+"""Error curves: how wrong a head's output is when its tiles keep 1, 2, ... of their best blocks.
+
+One pass over a prefill gives the whole curve of every head exactly, on a sample of rows: a block adds a known amount
+to the numerator and the denominator of each row's softmax average, so cumulative sums in ranking order are the outputs
+at every budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from closecall import Policy, backends
+from closecall.geometry import Geometry, plan
+from closecall.rules.topk import TopK
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which rows a curve is measured on: some tiles, evenly spaced and the last one among them, a few rows of each."""
+
+    tiles: int = 12
+    rows: int = 8
+
+    def of(self, geometry: Geometry, sinks: int) -> list[tuple[int, Tensor]]:
+        """(tile, its row numbers in the call), of the tiles that have more blocks than are forced."""
+        choosing = (geometry.visible[0] > geometry.forced(sinks)[0] + 1).nonzero()[:, 0]
+        if not len(choosing):
+            raise ValueError(f"no tile of {geometry.k_len} keys has a choice: tune on a longer text")
+        picked = choosing[torch.linspace(0, len(choosing) - 1, min(self.tiles, len(choosing))).round().long()]
+        return [(int(t), self._rows(geometry, int(t))) for t in picked]
+
+    def _rows(self, geometry: Geometry, tile: int) -> Tensor:
+        first, n = int(geometry.row[0, tile]), int(geometry.rows[0, tile])
+        return first + torch.linspace(0, n - 1, min(self.rows, n)).round().long()
+
+
+def everything(policy: Policy, n_blocks: int) -> Policy:
+    """The policy's scorer with a rule that ranks all blocks."""
+    return policy.replace(rule=TopK(budget=n_blocks, tile_factor=1))
+
+
+def curves(q: Tensor, k: Tensor, v: Tensor, policy: Policy, scale: float, sample: Sample) -> Array:
+    """`[H, n_blocks + 1]`: squared error of each head's output at every budget, as a share of the layer's output.
+
+    The layer's squared relative error is the sum over its heads. Budgets below the forced blocks count as these.
+    """
+    if q.shape[0] != 1:
+        raise ValueError(f"curves are measured on one sequence at a time, got a batch of {q.shape[0]}")
+    geometry = plan(1, q.shape[2], k.shape[2], policy.block, policy.tile)
+    full = everything(policy, geometry.n_blocks)
+    ranked = backends.choose("auto", q).rank(q, k, full, geometry, scale)
+    forced = geometry.forced_mask(policy.sinks)[0]
+    errors = np.zeros((q.shape[1], geometry.n_blocks + 1))
+    energy = 0.0
+    for tile, rows in sample.of(geometry, policy.sinks):
+        order = _whole_order(ranked.order[0, :, tile], forced[tile], int(geometry.visible[0, tile]))
+        wrong, size = _tile_errors(q[0], k[0], v[0], rows, order, int(forced[tile].sum()), policy.block, scale)
+        errors[:, : wrong.shape[1]] += wrong
+        errors[:, wrong.shape[1] :] += wrong[:, -1:]
+        energy += size
+    return errors / energy
+
+
+def _whole_order(ranked: Tensor, forced: Tensor, visible: int) -> Tensor:
+    """int64 `[H, visible]`: the forced blocks, then the others as ranked."""
+    first = forced.nonzero()[:, 0].expand(ranked.shape[0], -1)
+    return torch.cat([first, ranked[:, : visible - first.shape[1]].long()], 1)
+
+
+def _tile_errors(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, order: Tensor, n_forced: int, block: int, scale: float
+) -> tuple[Array, float]:
+    """Squared error `[H, visible + 1]` at every budget, summed over the rows, and the squared size of the output."""
+    heads, visible = order.shape
+    group = heads // k.shape[0]
+    end = min(visible * block, k.shape[1])
+    keys, values = k[:, :end].float(), v[:, :end].float()
+    queries = q[:, rows].float() * scale
+    position = rows + k.shape[1] - q.shape[1]
+    future = torch.arange(end) > position[:, None]
+    wrong = np.zeros((heads, visible + 1))
+    total = 0.0
+    for h in range(heads):
+        logits = (queries[h] @ keys[h // group].T).masked_fill_(future, -torch.inf)
+        weight = (logits - logits.amax(-1, keepdim=True)).exp()
+        padded = torch.nn.functional.pad(weight, (0, visible * block - end)).unflatten(-1, (visible, block))
+        inside = torch.nn.functional.pad(values[h // group], (0, 0, 0, visible * block - end))
+        above = torch.einsum("rbk,bkd->brd", padded, inside.unflatten(0, (visible, block)))[order[h]].cumsum(0)
+        below = padded.sum(-1).T[order[h]].cumsum(0)
+        outputs = above / below[..., None].clamp(min=torch.finfo(below.dtype).tiny)
+        error = (outputs - outputs[-1]).square().sum((1, 2)).double().numpy()
+        wrong[h, 1:] = error
+        wrong[h, :n_forced] = error[n_forced - 1]
+        total += float(outputs[-1].square().sum())
+    return wrong, total

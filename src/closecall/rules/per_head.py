@@ -1,0 +1,117 @@
+"""Budgets that differ by layer and head: what `closecall tune` fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import is_number
+from .base import RULES, Decision, Ranked, Rule, margins_at
+
+Budgets = tuple[int, ...]
+
+
+def _budgets(layer: int, listed: Any) -> Budgets:
+    if not isinstance(listed, (list, tuple)) or not listed or not all(_whole(x) for x in listed):
+        raise ValueError(
+            f"the budgets of layer {layer} must be whole numbers of blocks, one for each query head, got {listed!r}"
+        )
+    return tuple(listed)
+
+
+def _whole(value: object) -> bool:
+    return is_number(value) and isinstance(value, int) and value >= 1
+
+
+@RULES.register("per-head")
+@dataclass(frozen=True)
+class PerHead(Rule):
+    """Every tile of a head keeps that head's best blocks: as many as its own tile budget says, forced ones included.
+
+    budgets: for each layer, one tile budget for each query head of the whole model (all tensor-parallel ranks).
+    layers:  the model's layers they belong to; 0, 1, ... if not given.
+
+    Attached to a model, each layer takes its own. On tensors, say which layer they are of: `policy.for_layer(3)`.
+    """
+
+    budgets: tuple[Budgets, ...] = ()
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budgets, (list, tuple)) or not self.budgets:
+            raise ValueError(
+                f"rule 'per-head' needs budgets, a list for each layer, got {self.budgets!r}: "
+                "`closecall tune` finds them and writes a policy file"
+            )
+        layers = tuple(self.layers) or tuple(range(len(self.budgets)))
+        if len(layers) != len(self.budgets) or list(layers) != sorted(set(layers)) or min(layers) < 0:
+            raise ValueError(
+                f"layers must be ascending layer numbers, one for each of the {len(self.budgets)} lists of budgets, "
+                f"got {self.layers!r}"
+            )
+        budgets = tuple(_budgets(layer, listed) for layer, listed in zip(layers, self.budgets, strict=True))
+        heads = {len(listed) for listed in budgets}
+        if len(heads) > 1:
+            raise ValueError(f"every layer needs as many budgets as the others, got {sorted(heads)} by layer")
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "budgets", budgets)
+
+    @property
+    def tile_budget(self) -> int:
+        """The smallest budget of any head: what every tile can count on."""
+        return min(min(listed) for listed in self.budgets)
+
+    @property
+    def mean_budget(self) -> float:
+        """The mean over layers and heads: what uniform top-k would keep for the same cost."""
+        listed = [budget for layer in self.budgets for budget in layer]
+        return sum(listed) / len(listed)
+
+    def for_layer(self, index: int) -> PerHead:
+        if index not in self.layers:
+            raise ValueError(
+                f"this policy was tuned for layers {', '.join(map(str, self.layers))}, and this is layer {index}: "
+                "run `closecall tune` on this model"
+            )
+        return PerHead((self.budgets[self.layers.index(index)],), (index,))
+
+    def made_for(self) -> tuple[int, ...]:
+        return self.layers
+
+    def heads(self) -> int:
+        """How many query heads a layer of its model has."""
+        return len(self.budgets[0])
+
+    def limit(self, n_blocks: int) -> int:
+        return min(max(max(listed) for listed in self.budgets), n_blocks)
+
+    def decide(self, ranked: Ranked) -> Decision:
+        if len(self.layers) > 1:
+            raise ValueError(
+                f"this policy was tuned for {len(self.layers)} layers: say of which one these tensors are, with "
+                "policy.for_layer(layer)"
+            )
+        budget = self._of_these_heads(ranked)
+        counts = ranked.visible[:, None].minimum(budget[:, None])
+        margin = margins_at(ranked, counts)
+        return Decision(counts, margin, torch.zeros_like(margin, dtype=torch.bool))
+
+    def _of_these_heads(self, ranked: Ranked) -> Tensor:
+        """int64 `[H]`: the budgets of this process's heads, which may be a part of the layer's."""
+        device = ranked.visible.device
+        local = torch.empty(1, ranked.scores.shape[1], 1, device=device)
+        everyone, own = ranked.all_heads(local)
+        if everyone.shape[1] != self.heads():
+            raise ValueError(
+                f"this policy was tuned for {self.heads()} query heads, and layer {self.layers[0]} has "
+                f"{everyone.shape[1]}: run `closecall tune` on this model"
+            )
+        return torch.tensor(self.budgets[0], dtype=torch.int64, device=device)[own]
+
+    def describe(self) -> str:
+        least, most = self.tile_budget, max(max(listed) for listed in self.budgets)
+        layers = f"{len(self.layers)} layers" if len(self.layers) > 1 else f"layer {self.layers[0]}"
+        return f"keep {self.mean_budget:.4g} blocks a tile on average, {least} to {most} by head, tuned for {layers}"
