@@ -15,8 +15,8 @@ from pathlib import Path
 from closecall.models import catalogue as known_models
 from closecall.models.cache import UnavailableError
 from closecall.models.load import own_name
-from closecall.policy import policy
 from closecall.registry import unknown
+from closecall.rules.topk import TopK
 from closecall_lab import tasks
 from closecall_lab.eval import executors, runner
 from closecall_lab.eval.panel import Panel, Spec
@@ -119,8 +119,7 @@ def _range(values: Iterable[int], write: Callable[[int], str]) -> str:
 
 
 def _tile(budget: int) -> int:
-    found: int = policy("topk", budget=budget).rule.tile_budget  # type: ignore[attr-defined]
-    return found
+    return TopK(budget).tile_budget
 
 
 def default_scale(model: str) -> Fraction:

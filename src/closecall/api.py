@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, overload
+import time
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -12,31 +14,27 @@ from . import backends
 from .checks import check_qk, check_qkv, check_scale, check_softcap
 from .geometry import Geometry, plan
 from .policy import Policy, as_policy
-from .rules.base import AllHeads, Source, alone
+from .ranking import AllHeads, Source, alone
 from .selection import Selection, select_all
 from .summaries import Summaries
 
 
-def check_forced(policy: Policy, geometry: Geometry) -> None:
+def covers_everything(policy: Policy, geometry: Geometry) -> bool:
+    """Whether the policy keeps every visible block of every tile, whatever the scores."""
+    tile_budget = policy.rule.tile_budget
+    return not policy.rule.needs_scores or (tile_budget is not None and tile_budget >= geometry.n_blocks)
+
+
+def check_room(policy: Policy, geometry: Geometry) -> None:
     """The tile budget must leave room beside the forced blocks of every tile."""
-    tile_budget = getattr(policy.rule, "tile_budget", None)
+    tile_budget = policy.rule.tile_budget
     if tile_budget is None or tile_budget > policy.most_forced:  # a bound of any geometry: no need to look at this one
         return
     forced = geometry.forced(policy.sinks)
     most = int(forced.max())
     if tile_budget <= most:
         b, t = (forced == most).nonzero()[0].tolist()
-        enough = most / getattr(policy.rule, "tile_factor", 1)
-        raise ValueError(
-            f"tile budget {tile_budget} must exceed the {most} forced blocks of tile {t} of batch row {b} "
-            f"({policy.sinks} sink, the rest its own): use a budget above {enough:g}"
-        )
-
-
-def covers_everything(policy: Policy, geometry: Geometry) -> bool:
-    """Whether the policy keeps every visible block of every tile, whatever the scores."""
-    tile_budget = getattr(policy.rule, "tile_budget", None)
-    return not policy.rule.needs_scores or (tile_budget is not None and tile_budget >= geometry.n_blocks)
+        raise policy.no_room(most, f"forced blocks of tile {t} of batch row {b}")
 
 
 def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_seqlens: Tensor | None) -> None:
@@ -53,36 +51,77 @@ def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_
         )
 
 
-def select_planned(
-    q: Tensor,
-    k: Tensor,
-    policy: Policy,
-    geometry: Geometry,
-    scale: float,
-    backend: backends.Backend,
-    all_heads: AllHeads = alone,
-    summaries: Summaries | None = None,
-) -> Selection:
-    """`select` on checked arguments. `all_heads` brings in the margins of other ranks' heads."""
-    if summaries is not None:
-        summaries.begin()
-    if covers_everything(policy, geometry):
-        return select_all(geometry, q.shape[1], q.device)
-    keeping = backends.keeping(backend)
-    if summaries is None or keeping is None:
-        ranked = backend.rank(q, k, policy, geometry, scale)
-    else:
-        ranked = keeping.rank(q, k, policy, geometry, scale, summaries)
-    source = Source(q, k, geometry, scale, policy.sinks)
-    decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=all_heads, source=source))
-    width = policy.rule.limit(geometry.n_blocks)
-    return Selection.made(
-        kv_idx=backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
-        counts=decision.counts.to(torch.int32).contiguous(),
-        margin=decision.margin,
-        triggered=decision.triggered,
-        geometry=geometry,
-    )
+class Result(NamedTuple):
+    """What one call came to."""
+
+    out: Tensor
+    lse: Tensor
+    kept: Selection | None  # None: every visible block
+    select_seconds: float
+    attend_seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedCall:
+    """One call on checked arguments: `select`, `attention` and attached models all run through here.
+
+    With fewer than `dense_below` keys every visible block is kept. `all_heads` and `summaries` are as in `select`.
+    """
+
+    q: Tensor
+    k: Tensor
+    policy: Policy
+    geometry: Geometry
+    scale: float
+    backend: backends.Backend
+    all_heads: AllHeads = alone
+    summaries: Summaries | None = None
+    dense_below: int = 0
+
+    def select(self) -> Selection | None:
+        """The kept blocks; None where every visible block is kept, whatever the scores."""
+        if self.summaries is not None:
+            self.summaries.begin()
+        if self.k.shape[2] < self.dense_below:
+            return None
+        policy, geometry = self.policy, self.geometry
+        check_room(policy, geometry)
+        if covers_everything(policy, geometry):
+            return None
+        ranked = self.backend.rank(self.q, self.k, policy, geometry, self.scale, self.summaries)
+        source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
+        decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=self.all_heads, source=source))
+        width = policy.rule.limit(geometry.n_blocks)
+        return Selection.made(
+            kv_idx=self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
+            counts=decision.counts.to(torch.int32).contiguous(),
+            margin=decision.margin,
+            triggered=decision.triggered,
+            geometry=geometry,
+        )
+
+    def run(self, v: Tensor, softcap: float = 0.0) -> Result:
+        """Attention over the kept blocks."""
+        start = time.perf_counter()
+        kept = self.select()
+        selected = time.perf_counter()
+        out, lse = self.backend.attend(self.q, self.k, v, kept, self.geometry, self.scale, softcap)
+        return Result(out, lse, kept, selected - start, time.perf_counter() - selected)
+
+
+def _plan(
+    q: Tensor, k: Tensor, policy: Policy | str, scale: float | None, backend: str, key_padding: Tensor | None,
+    cu_seqlens: Tensor | None, all_heads: AllHeads | None, summaries: Summaries | None,
+) -> PlannedCall:  # fmt: skip
+    """The call that `select` and `attention` have in common; q and k are checked already."""
+    policy = as_policy(policy)
+    scale = check_scale(scale, q.shape[-1])
+    geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
+    check_summaries(summaries, key_padding, cu_seqlens)
+    if all_heads is not None and not callable(all_heads):
+        raise TypeError(f"all_heads must be a function of a tensor [B, H, ...], got {type(all_heads).__name__}")
+    chosen = backends.choose(backend, q)
+    return PlannedCall(q, k, policy, geometry, scale, chosen, all_heads or alone, summaries)
 
 
 def select(
@@ -95,6 +134,7 @@ def select(
     key_padding: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     summaries: Summaries | None = None,
+    all_heads: AllHeads | None = None,
 ) -> Selection:
     """Which key blocks each tile of queries keeps, and how sure the cut was.
 
@@ -103,16 +143,17 @@ def select(
     With `summaries`, blocks that were complete at the last call with them are not read again (see `Summaries` for what
     then must hold of `k`).
 
+    `all_heads` is for tensor parallelism, where q holds this rank's heads only and rules must see the whole layer's. It
+    is called with a tensor `[B, H, ...]` of this rank's numbers, and returns those of all ranks, `[B, all heads, ...]`
+    in one order everywhere, and the slice of heads that are this rank's own.
+
     A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
     of its tile to decide.
     """
-    policy = as_policy(policy)
     check_qk(q, k)
-    scale = check_scale(scale, q.shape[-1])
-    geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
-    check_summaries(summaries, key_padding, cu_seqlens)
-    check_forced(policy, geometry)
-    return select_planned(q, k, policy, geometry, scale, backends.choose(backend, q), summaries=summaries)
+    call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries)
+    kept = call.select()
+    return select_all(call.geometry, q.shape[1], q.device) if kept is None else kept
 
 
 @overload
@@ -185,7 +226,7 @@ def attend(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
     key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
-    return_lse: Literal[False] = False, summaries: Summaries | None = None,
+    return_lse: Literal[False] = False, summaries: Summaries | None = None, all_heads: AllHeads | None = None,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -193,7 +234,7 @@ def attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
     key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
-    return_lse: Literal[True], summaries: Summaries | None = None,
+    return_lse: Literal[True], summaries: Summaries | None = None, all_heads: AllHeads | None = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -210,20 +251,14 @@ def attention(
     softcap: float = 0.0,
     return_lse: bool = False,
     summaries: Summaries | None = None,
+    all_heads: AllHeads | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway."""
-    policy = as_policy(policy)
+    """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway.
+
+    Arguments are those of the two. Under `torch.compile` the call is one opaque node of the graph.
+    """
     check_qkv(q, k, v)
-    scale = check_scale(scale, q.shape[-1])
     check_softcap(softcap)
-    geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
-    check_summaries(summaries, key_padding, cu_seqlens)
-    check_forced(policy, geometry)
-    chosen = backends.choose(backend, q)
-    kept = None
-    if not covers_everything(policy, geometry):
-        kept = select_planned(q, k, policy, geometry, scale, chosen, summaries=summaries)
-    elif summaries is not None:
-        summaries.begin()
-    out, lse = chosen.attend(q, k, v, kept, geometry, scale, softcap)
-    return (out, lse) if return_lse else out
+    call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries)
+    result = call.run(v, softcap)
+    return (result.out, result.lse) if return_lse else result.out

@@ -107,6 +107,13 @@ class Policy:
         """The most blocks any tile can be forced to keep: the sinks, and its own blocks when off the block grid."""
         return self.sinks + (self.tile + self.block - 2) // self.block + 1
 
+    def no_room(self, forced: int, which: str) -> ValueError:
+        """The error for a tile budget that leaves no room beside as many forced blocks."""
+        return ValueError(
+            f"tile budget {self.rule.tile_budget} must exceed the {forced} {which} ({self.sinks} sink, the rest its "
+            f"own): {self.rule.remedy(forced + 1)}"
+        )
+
     def replace(self, **fields: Any) -> Policy:
         return dataclasses.replace(self, **fields)
 

@@ -19,6 +19,11 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {given!r}: {hint}known: {', '.join(names)}")
 
 
+def must_define(part: object, what: str, returns: str) -> NotImplementedError:
+    """The error of a hook that a subclass left out."""
+    return NotImplementedError(f"{type(part).__name__} must define {what}, which returns {returns}")
+
+
 class Setting(Protocol):
     """What a scorer or a rule may ask of the policy it becomes a part of."""
 

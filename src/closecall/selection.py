@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .geometry import Geometry, plan
-from .rules.base import Ranked
+from .ranking import Ranked
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import torch
 
 import closecall
 from closecall import backends
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 
 FUZZ = bool(os.environ.get("CLOSECALL_FUZZ"))
 # Under AddressSanitizer everything is many times slower, and only our own code is of interest.

@@ -132,9 +132,9 @@ def test_bad_names() -> None:
     ("policy", "fragments"),
     [
         # Chunk starts at key 100, off the grid of 16: two own blocks and the sink.
-        ({"budget": 3, "tile_factor": 1}, ["tile budget 3", "3 forced blocks", "budget above 3"]),
-        ({"budget": 1, "tile_factor": 2}, ["tile budget 2", "3 forced blocks", "budget above 1.5"]),
-        ({"budget": 4, "tile_factor": 1, "sinks": 2}, ["tile budget 4", "4 forced blocks", "budget above 4"]),
+        ({"budget": 3, "tile_factor": 1}, ["tile budget 3", "3 forced blocks", "use budget 4 or more"]),
+        ({"budget": 1, "tile_factor": 2}, ["tile budget 2", "3 forced blocks", "use budget 2 or more"]),
+        ({"budget": 4, "tile_factor": 1, "sinks": 2}, ["tile budget 4", "4 forced blocks", "use budget 5 or more"]),
         ({"budget": 5, "tile_factor": 1, "tile": 64}, ["tile budget 5", "6 forced blocks"]),
     ],
 )

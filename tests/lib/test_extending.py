@@ -11,7 +11,7 @@ import torch
 import closecall
 import oracle
 from closecall import RULES, SCORERS, TRIGGERS, Policy, Rule, Scorer, Trigger
-from closecall.rules.base import Decision, Ranked
+from closecall.ranking import Decision, Ranked
 from closecall.scorers.base import blocks_of
 from compare import assert_attention, kept_of
 from engines import Engine

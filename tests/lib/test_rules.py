@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import closecall
 import oracle
-from closecall.rules.base import Ranked, margins
+from closecall.ranking import Ranked, margins
 from drawing import over
 
 

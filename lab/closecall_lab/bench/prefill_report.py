@@ -86,7 +86,7 @@ def figures(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> d
     styles = [(p.name, COLOURS[i % len(COLOURS)], "os^Dvp"[i % 6]) for i, p in enumerate(policies)]
     series = [plot.Series(f"{name} bound", None, colour, "", dashed=True) for name, colour, _ in styles]
     series += [plot.Series(name, name, colour, marker) for name, colour, marker in styles]
-    budgets = sorted({p.rule.tile_budget for p in policies if hasattr(p.rule, "tile_budget")})
+    budgets = sorted({p.rule.tile_budget for p in policies if p.rule.tile_budget is not None})
     budget = f"tile budget {', '.join(map(str, budgets))}; " if budgets else ""
     figure = plot.walls(
         title=f"Prefill time, attached over not attached ({_theirs(cell)})",

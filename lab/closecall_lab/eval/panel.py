@@ -131,7 +131,7 @@ class Spec:
         given = dict(self.overrides)
         if SAVED in given and self.saved is None:
             return round(given.get("tile_factor", 2) * budget) if self.has_budget else None
-        return getattr(self.policy(budget).rule, "tile_budget", None)
+        return self.policy(budget).rule.tile_budget
 
     @property
     def base(self) -> Spec:
@@ -215,8 +215,8 @@ def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
                 usual = known.get(f.name, f.default)
                 if isinstance(value, (int, float, str)) and usual is not MISSING and value != usual:
                     yield f.name, value
-        factor = getattr(made.rule, "tile_factor", TopK.tile_factor)
-        if factor != TopK.tile_factor:
+        factor = made.rule.tile_factor
+        if factor not in (None, TopK.tile_factor):
             yield "tile_factor", factor
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem)
@@ -298,7 +298,7 @@ class Panel:
                 raise ValueError(f"a context is a number of tokens, at least 1, got {context!r}")
         for spec, budget in self.variants:
             made = spec.policy(budget)
-            kept = getattr(made.rule, "tile_budget", None)
+            kept = made.rule.tile_budget
             if kept is not None and kept <= made.most_forced:
                 raise ValueError(
                     f"{spec} at budget {budget} keeps {kept} blocks a tile, not more than the "

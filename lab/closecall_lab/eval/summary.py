@@ -111,7 +111,7 @@ class Group:
         dense = ("dense", 0)
         return Line(
             *variant,
-            tile_budget=getattr(rule, "tile_budget", None) if "/matched" not in variant[0] else None,
+            tile_budget=rule.tile_budget if "/matched" not in variant[0] else None,
             examples=len(rows),
             accuracy=statistics.wilson(correct),
             score=statistics.clustered(self.scores(variant), self.clusters),

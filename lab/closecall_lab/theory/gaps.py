@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,19 +10,17 @@ import functools
 import importlib
 import math
 import warnings
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..geometry import Geometry
 from ..policy import Policy
+from ..ranking import Ranked
 from ..registry import unknown
-
-if TYPE_CHECKING:
-    from ..rules.base import Ranked
-    from ..selection import Selection
-    from ..summaries import Summaries
+from ..selection import Selection
+from ..summaries import Summaries
 
 MODULES = {"cpu": "cpu", "flex": "flex", "reference": "reference", "triton": "triton.backend"}
 NAMES = tuple(MODULES)
@@ -35,8 +33,14 @@ class Backend(Protocol):
     def why_not(self, q: Tensor) -> str | None:
         """Why this backend cannot run on tensors like `q`, with what to do instead; None if it can."""
 
-    def rank(self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
-        """The ranked unforced blocks of every tile, as far as the policy's rule can keep them."""
+    def rank(
+        self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+    ) -> Ranked:
+        """The ranked unforced blocks of every tile, as far as the policy's rule can keep them.
+
+        `summaries` holds block summaries of an earlier call, to go on from. The ranking is the same without: a backend
+        that keeps none leaves them alone.
+        """
 
     def gather_kept(self, ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
         """kv_idx from a ranking and the rule's counts."""
@@ -55,20 +59,6 @@ class Backend(Protocol):
 
         A row that sees no key, padded rows among them, gets 0 and -inf.
         """
-
-
-class Keeping(Protocol):
-    """What a backend also offers if it says `KEEPS_SUMMARIES = True`."""
-
-    def rank(
-        self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries
-    ) -> Ranked:
-        """The same ranking, going on from the block summaries of an earlier call."""
-
-
-def keeping(backend: Backend) -> Keeping | None:
-    """The backend, if it can go on from the block summaries of an earlier call."""
-    return cast(Keeping, backend) if getattr(backend, "KEEPS_SUMMARIES", False) else None
 
 
 class Choice(NamedTuple):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..geometry import Geometry
 from ..policy import Policy
+from ..ranking import Ranked
 from ..registry import unknown
-from ..rules.base import Ranked
 from ..scorers.box import Box
 from ..scorers.outliers import Outliers
 from ..scorers.reductions import NORMALISED
@@ -48,7 +48,6 @@ if _native is not None:
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORERS = {"mean": 0, "quest": 1, "box": 2, "outliers": 3}
 _AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3, "softmax": 4}
-KEEPS_SUMMARIES = True  # from call to call, see closecall/summaries.py
 _MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 
 

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from ..geometry import Geometry
 from ..policy import Policy
-from ..rules.base import Ranked
+from ..ranking import Ranked
 from ..scorers.base import Chunk, View, accumulator, run_means
 from ..scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX, log_shares, shares
 from ..selection import Selection, gather_kept
+from ..summaries import Summaries
 from . import empty_outputs
 
 __all__ = ["attend", "gather_kept", "rank", "tile_scores", "why_not"]
@@ -110,7 +111,9 @@ def _of_runs(exact: Tensor, blocks: Tensor, pool: int) -> Tensor:
     return run_means(together, pool) + shared.log()
 
 
-def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+def rank(
+    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+) -> Ranked:
     scores = tile_scores(q, k, policy, geometry, scale)
     width = policy.rule.limit(geometry.n_blocks)
     # Sorting in two stable passes: by score, ties to the lower index; then forced and invisible blocks to the end, so

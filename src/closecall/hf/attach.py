@@ -362,13 +362,9 @@ def _choose_layers(layers: list[Layer], wanted: Sequence[int] | None, model: Any
 
 def _check_budget(policy: Policy) -> None:
     """Now rather than in the middle of a long prefill, when a chunk happens to start off the block grid."""
-    tile_budget = getattr(policy.rule, "tile_budget", None)
+    tile_budget = policy.rule.tile_budget
     if tile_budget is not None and tile_budget <= policy.most_forced:
-        enough = policy.most_forced / getattr(policy.rule, "tile_factor", 1)
-        raise ValueError(
-            f"tile budget {tile_budget} must exceed the {policy.most_forced} blocks that a tile of {policy.tile} rows "
-            f"can be forced to keep ({policy.sinks} sink, the rest its own): use a budget above {enough:g}"
-        )
+        raise policy.no_room(policy.most_forced, f"blocks that a tile of {policy.tile} rows can be forced to keep")
 
 
 def _check_layers(policy: Policy, layers: tuple[int, ...], model: str) -> None:
@@ -404,7 +400,7 @@ def attach(
     found = find_layers(model)
     chosen = _choose_layers(found, layers, model)
     if chosen_policy.name == "auto" and min_context is None:
-        min_context = BREAK_EVEN * chosen_policy.rule.tile_budget * chosen_policy.block  # type: ignore[attr-defined]  # auto's has one
+        min_context = BREAK_EVEN * (chosen_policy.rule.tile_budget or 0) * chosen_policy.block
     _check_budget(chosen_policy)
     _check_layers(chosen_policy, tuple(sorted(x.index for x in found if x.kind == "full")), type(model).__name__)
     handle = Handle(model, chosen_policy, found, chosen, min_context or 0, decode)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from ..api import check_forced, covers_everything, select_planned
+from ..api import PlannedCall
 from ..geometry import Geometry, from_segments, plan
 from ..policy import Policy
-from ..rules.base import AllHeads, alone
+from ..ranking import AllHeads, alone
 from ..selection import Selection
 from ..summaries import Summaries
 from .masks import PADDING, UNSEEN
@@ -104,18 +104,15 @@ def run(
     """
     start = time.perf_counter()
     seen = see(q, k, v, segments, policy)
+    known = summaries if seen.geometry.whole and seen.row_order is None else None
     chosen = backends.choose(backend, q)
-    kept = None
-    if seen.k.shape[2] >= dense_below and not covers_everything(policy, seen.geometry):
-        check_forced(policy, seen.geometry)
-        known = summaries if seen.geometry.whole and seen.row_order is None else None
-        kept = select_planned(seen.q, seen.k, policy, seen.geometry, scale, chosen, all_heads, known)
-    selected = time.perf_counter()
-    out, lse = chosen.attend(seen.q, seen.k, seen.v, kept, seen.geometry, scale, softcap)
+    call = PlannedCall(seen.q, seen.k, policy, seen.geometry, scale, chosen, all_heads, known, dense_below)
+    looked = time.perf_counter() - start
+    out, lse, kept, select_seconds, attend_seconds = call.run(seen.v, softcap)
     if seen.row_order is not None:
         back = seen.row_order.argsort(1)
         out, lse = _gather(out, back), _gather(lse[..., None], back)[..., 0]
-    return Ran(out, lse, seen, kept, selected - start, time.perf_counter() - selected)
+    return Ran(out, lse, seen, kept, looked + select_seconds, attend_seconds)
 
 
 def heads_over(group: str) -> AllHeads:

@@ -7,99 +7,45 @@ That is why any rule runs on any scorer and any backend: backends rank, rules co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from ..geometry import Geometry
-from ..registry import Component, Registry, Setting
+from ..ranking import Decision, Ranked
+from ..registry import Component, Registry, Setting, must_define
 from ..triggers.base import Trigger
 
 RULES: Registry[Rule] = Registry("rule")
 
 
-# From this process's margins [B, H, T] (or how much a pooled rule wants each block, [B, H, T, W]) to those of all heads
-# of the layer, and which of them are its own: where heads are spread over tensor-parallel ranks, rules see them all.
-AllHeads = Callable[[Tensor], tuple[Tensor, slice]]
-
-
-def alone(margin: Tensor) -> tuple[Tensor, slice]:
-    """One process has all heads."""
-    return margin, slice(None)
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What was ranked, for rules that judge rows and not only tile scores."""
-
-    q: Tensor
-    k: Tensor
-    geometry: Geometry
-    scale: float
-    sinks: int
-
-
-@dataclass(frozen=True, eq=False)
-class Ranked:
-    """The visible, unforced blocks of every tile, best first; ties go to the lower block index."""
-
-    order: Tensor  # int32 [B, H, T, W]: block indices, the sentinel past the end
-    scores: Tensor  # float32 [B, H, T, W]: their scores, -inf past the end; a NaN score counts as -inf
-    visible: Tensor  # int64 [B, T]: number of visible blocks
-    forced: Tensor  # int64 [B, T]: number of forced blocks
-    sequence: Tensor  # int64 [B, T]: the tile's sequence
-    all_heads: AllHeads = alone
-    source: Source | None = None  # always there when `select` asks a rule
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """What a rule made of a ranking. `counts` includes the forced blocks. All `[B, H, T]`."""
-
-    counts: Tensor
-    margin: Tensor
-    triggered: Tensor
-
-
-def margins(ranked: Ranked, tile_budget: int) -> Tensor:
-    """Eq. 4 per (sequence, head, tile): how decisive the cut at `tile_budget` was, NaN where nothing was cut.
-
-    `(s[c-1] - s[c]) / (s[0] - s[c])` over the unforced scores, c = tile_budget - forced. Zero, the least decided value,
-    where the denominator is zero or infinities leave the quotient undefined.
-    """
-    width = ranked.scores.shape[-1]
-    cut = (tile_budget - ranked.forced).clamp(1, width - 1) if width > 1 else torch.ones_like(ranked.forced)
-    if width == 1:  # one slot: no tile can have more visible blocks than the budget
-        return torch.full(ranked.scores.shape[:-1], torch.nan, device=ranked.scores.device)
-    at = cut[:, None, :, None].expand(*ranked.scores.shape[:-1], 1)
-    first_out = ranked.scores.gather(-1, at).squeeze(-1)
-    last_in = ranked.scores.gather(-1, at - 1).squeeze(-1)
-    margin = ((last_in - first_out) / (ranked.scores[..., 0] - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    eligible = (ranked.visible > tile_budget)[:, None]
-    return margin.masked_fill(~eligible, torch.nan)
-
-
-def margins_at(ranked: Ranked, counts: Tensor) -> Tensor:
-    """Eq. 4 at the cut each cell came to, NaN where nothing was cut; 1 where it kept no ranked block at all."""
-    free = counts - ranked.forced[:, None]
-    at = free.clamp(0, ranked.scores.shape[-1] - 1)[..., None]
-    first_out, last_in = (ranked.scores.gather(-1, i).squeeze(-1) for i in (at, (at - 1).clamp(min=0)))
-    margin = ((last_in - first_out) / (ranked.scores[..., 0] - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    margin = margin.masked_fill(free == 0, 1.0)
-    return margin.masked_fill(counts >= ranked.visible[:, None], torch.nan)
-
-
 @dataclass(frozen=True)
 class Rule(Component):
-    """Turns rankings into kept counts."""
+    """Turns rankings into kept counts. A subclass defines `limit`, `decide` and `describe`."""
 
-    needs_scores = True
+    # Whether tile scores decide anything. A rule without keeps every visible block and its policy needs no scorer.
+    needs_scores: ClassVar[bool] = True
+
+    @property
+    def tile_budget(self) -> int | None:
+        """Blocks that a tile keeps, forced ones included, unless the rule expands it; None where no number says that.
+
+        A tile that sees no more than this keeps all, and it must exceed the forced blocks of every tile.
+        """
+        return None
+
+    @property
+    def tile_factor(self) -> float | None:
+        """The tile budget over the budget that the user set; None where the rule has no `budget`."""
+        return None
+
+    def remedy(self, tile_budget: int) -> str:
+        """What a user must change for a tile budget of at least `tile_budget`: ends an error message."""
+        return f"give rule {self.name!r} a tile budget of {tile_budget} or more"
 
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
+        """The rule made from those of the overrides that it has a use for."""
         return RULES.make(cls.name, overrides)
 
     def check(self, policy: Setting) -> None:
@@ -107,7 +53,7 @@ class Rule(Component):
 
     def limit(self, n_blocks: int) -> int:
         """The most blocks any tile may keep, forced ones included: how far backends must rank."""
-        raise NotImplementedError
+        raise must_define(self, "limit(self, n_blocks)", "the most blocks that a tile may keep, forced ones included")
 
     def every_row(self, sequence: Tensor) -> Tensor | None:
         """bool `[B, T]`: tiles whose rows are scored one by one, however many the policy pools; None means none."""
@@ -118,7 +64,10 @@ class Rule(Component):
         return None
 
     def decide(self, ranked: Ranked) -> Decision:
-        raise NotImplementedError
+        """How many blocks each tile keeps, forced ones included."""
+        raise must_define(
+            self, "decide(self, ranked)", "a closecall.Decision with the number of blocks each tile keeps"
+        )
 
     def _parts(self) -> dict[str, Rule | Trigger]:
         """The triggers and rules it is made of, by field."""
@@ -136,4 +85,5 @@ class Rule(Component):
         return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)
 
     def describe(self) -> str:
-        raise NotImplementedError
+        """What it does, as a phrase for the policy's one-line description."""
+        return f"rule {self.name!r}"

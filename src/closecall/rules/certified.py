@@ -19,8 +19,9 @@ from ..block_mass import (
     weight_below,
 )
 from ..checks import is_number
+from ..ranking import Decision, Ranked, Source, margins_at
 from ..registry import Setting
-from .base import RULES, Decision, Ranked, Rule, Source, margins_at
+from .base import RULES, Rule
 
 
 @RULES.register("certified")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .base import RULES, Rule
 
@@ -12,7 +13,7 @@ from .base import RULES, Rule
 class Dense(Rule):
     """Keeps every visible block."""
 
-    needs_scores = False
+    needs_scores: ClassVar[bool] = False
 
     def limit(self, n_blocks: int) -> int:
         return n_blocks

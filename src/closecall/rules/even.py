@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
-from .base import RULES, Decision, Ranked, Rule, margins
+from ..ranking import Decision, Ranked, margins
+from .base import RULES, Rule
 
 
 def spread(eligible: Tensor, sequence: Tensor, share: float) -> Tensor:
@@ -44,6 +45,9 @@ class Even(Rule):
     @property
     def tile_budget(self) -> int:
         return math.floor(self.keep)
+
+    def remedy(self, tile_budget: int) -> str:
+        return f"use keep {tile_budget} or more"
 
     def limit(self, n_blocks: int) -> int:
         return min(math.ceil(self.keep), n_blocks)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .base import RULES, Ranked
+from ..ranking import Ranked
+from .base import RULES
 from .pooled import Pooled, ordered
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
+from ..ranking import Decision, Ranked, margins_at
 from ..registry import Setting
-from .base import RULES, Decision, Ranked, Rule, margins_at
+from .base import RULES, Rule
 from .pooled import deal, later_first, sums
 from .topk import TopK
 
@@ -61,7 +62,7 @@ class LastTile(Rule):
             raise TypeError(f"rule must be a Rule, got {self.rule!r}")
         if isinstance(self.rule, LastTile):
             raise ValueError(f"rule {self.name!r} would protect the last tile twice: give it another rule")
-        if not hasattr(self.rule, "tile_budget"):
+        if self.rule.tile_budget is None:
             raise ValueError(f"rule {self.rule.name!r} has no tile budget that the last tile could get more of")
         if self.factor != DENSE and not (is_number(self.factor) and 1 <= float(self.factor) < math.inf):
             raise ValueError(f"factor must be {DENSE!r} or a number of at least 1, got {self.factor!r}")
@@ -74,11 +75,15 @@ class LastTile(Rule):
 
     @property
     def tile_budget(self) -> int:
-        return int(self.rule.tile_budget)  # type: ignore[attr-defined]  # checked above
+        assert self.rule.tile_budget is not None  # checked above
+        return self.rule.tile_budget
 
     @property
-    def tile_factor(self) -> float:
-        return float(getattr(self.rule, "tile_factor", 1))
+    def tile_factor(self) -> float | None:
+        return self.rule.tile_factor
+
+    def remedy(self, tile_budget: int) -> str:
+        return self.rule.remedy(tile_budget)
 
     def check(self, policy: Setting) -> None:
         self.rule.check(policy)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
-from .base import RULES, Ranked
+from ..ranking import Ranked
+from .base import RULES
 from .pooled import Weighed, ordered
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
-from .base import RULES, Decision, Ranked, Rule, margins_at
+from ..ranking import Decision, Ranked, margins_at
+from .base import RULES, Rule
 
 Budgets = tuple[int, ...]
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
-from ..registry import Setting, unknown
+from ..ranking import Decision, Ranked, margins_at
+from ..registry import Setting, must_define, unknown
 from ..scorers.reductions import NORMALISED
-from .base import Decision, Ranked, Rule, margins_at
+from .base import Rule
 from .topk import TopK
 
 AMONG = ("layer", "tile")
@@ -157,7 +158,7 @@ class Pooled(TopK):
 
     def wanted(self, ranked: Ranked) -> Tensor:
         """int64 `[B, H, T, W]`: how much each ranked block is wanted; never rises along the ranking."""
-        raise NotImplementedError
+        raise must_define(self, "wanted(self, ranked)", "int64 [B, H, T, W], how much each ranked block is wanted")
 
     def fixed_level(self) -> int | None:
         """The level above which blocks are taken, where it is given and no budget has to be met."""

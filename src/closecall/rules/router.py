@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ..checks import is_number
+from ..ranking import Decision, Ranked, margins
 from ..registry import Setting
 from ..triggers.base import TRIGGERS, Trigger
 from ..triggers.quantile import Quantile
-from .base import RULES, Decision, Ranked, Rule, margins
+from .base import RULES, Rule
 from .topk import TopK
 
 QUANTILE = Quantile()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
-from .base import RULES, Ranked
+from ..ranking import Ranked
+from .base import RULES
 from .pooled import Weighed
 
 UNIT = 2**40  # masses are summed as integers in units of 2^-40

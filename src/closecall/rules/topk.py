@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..checks import is_number
-from .base import RULES, Decision, Ranked, Rule, margins
+from ..ranking import Decision, Ranked, margins
+from .base import RULES, Rule
 
 
 @RULES.register("topk")
@@ -32,6 +33,12 @@ class TopK(Rule):
     @property
     def tile_budget(self) -> int:
         return round(self.tile_factor * self.budget)
+
+    def remedy(self, tile_budget: int) -> str:
+        budget = math.ceil(tile_budget / self.tile_factor)
+        while round(product := self.tile_factor * budget) != product:  # only whole tile budgets can be made
+            budget += 1
+        return f"use budget {budget} or more"
 
     def limit(self, n_blocks: int) -> int:
         return min(self.tile_budget, n_blocks)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import closecall
 from closecall import backends
 from closecall.geometry import plan
-from closecall.rules.base import margins
+from closecall.ranking import margins
 from closecall_lab.theory.gaps import Tiles, check_tau, floors, gaps, noise
 
 INF = math.inf

@@ -14,7 +14,7 @@ from torch import Tensor
 import closecall
 from closecall import backends
 from closecall.backends import cpu, reference
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 from closecall_lab.bench.validate.cases import CASES, POLICIES, Case, laid_out, matching
 from closecall_lab.bench.validate.check import WrongAnswerError, check, worst
 from closecall_lab.bench.validate.device import Cpu

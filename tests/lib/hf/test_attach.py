@@ -129,7 +129,7 @@ def test_layers_that_are_not_there(name: str, wanted: list[int], says: str) -> N
 def test_a_budget_that_forced_blocks_use_up(model: Any) -> None:
     """Said before the first token, not when a chunk of a long prompt happens to start off the block grid."""
     policy = closecall.policy("topk", block=16, tile=64, budget=3)
-    with pytest.raises(ValueError, match=r"tile budget 6 must exceed the 6 blocks .* use a budget above 3"):
+    with pytest.raises(ValueError, match=r"tile budget 6 must exceed the 6 blocks .* use budget 4 or more"):
         closecall.attach(model, policy)
     closecall.attach(model, closecall.policy("topk", block=16, tile=64, budget=4)).detach()
 

@@ -15,7 +15,7 @@ import closecall
 import families
 from closecall.certify.certificate import certify
 from closecall.hf.op import Call
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 from closecall.rules.router import Router
 from closecall.triggers.calibrated import Calibrated, mean_margin, threshold_at
 from families import tokens

@@ -12,8 +12,8 @@ import torch.multiprocessing as mp
 
 import closecall
 import families
-from closecall.hf import attach as integration
-from closecall.rules.base import alone
+from closecall.api import PlannedCall
+from closecall.ranking import alone
 from families import tokens
 
 RANKS = 2
@@ -30,14 +30,14 @@ def selections(
 ) -> tuple[torch.Tensor, list[Any]]:
     """The logits of a batch with padding, and every layer's selection; `apart`, each rank by its own heads only."""
     kept = []
-    select = integration.run.__globals__["select_planned"]
+    select = PlannedCall.select
 
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        kept.append(select(*args, **kwargs))
+    def spy(call: PlannedCall) -> Any:
+        kept.append(select(call))
         return kept[-1]
 
-    integration.run.__globals__["select_planned"] = spy
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlannedCall, "select", spy)
         x = tokens(2, 200)
         mask = torch.ones_like(x)
         mask[0, :41] = 0
@@ -46,8 +46,6 @@ def selections(
             if apart:
                 handle._all_heads = alone
             logits = called(x, attention_mask=mask, use_cache=False).logits
-    finally:
-        integration.run.__globals__["select_planned"] = select
     return logits, [{part: getattr(s, part) for part in ("kv_idx", "counts", "triggered")} for s in kept]
 
 

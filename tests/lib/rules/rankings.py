@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import torch
 
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 
 Cell = tuple[int, int, int]
 

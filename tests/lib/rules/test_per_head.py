@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import closecall
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 from closecall.rules.last_tile import LastTile
 from closecall.rules.per_head import PerHead
 

@@ -15,7 +15,7 @@ from rankings import Drawn, bounds, drawn, greedy, pools
 
 import closecall
 from closecall import RULES, SCORERS, Policy
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 from closecall.rules.fill import Fill
 from closecall.rules.max_ratio import MaxRatio
 from closecall.rules.pooled import Pooled, later_first, ordered, spend

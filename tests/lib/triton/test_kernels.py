@@ -408,7 +408,7 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     monkeypatch.setattr(backend, "kernels", lambda interpreted: launched)
     made = plan(1, q_len, 160, 16, 32)
     with ENGINE._forced(), NoSync():
-        kept = closecall.api.select_planned(q, k, policy, made, 0.2, backends.load("triton"))
+        kept = closecall.api.PlannedCall(q, k, policy, made, 0.2, backends.load("triton")).select()
         backend.attend(q, k, v, kept, made, 0.2)
 
 

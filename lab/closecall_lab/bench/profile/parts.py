@@ -17,8 +17,9 @@ from torch import Tensor
 from closecall import backends
 from closecall.geometry import Geometry, plan
 from closecall.policy import Policy
-from closecall.rules.base import Ranked
+from closecall.ranking import Ranked
 from closecall.selection import Selection
+from closecall.summaries import Summaries
 
 from ...spine.stopwatch import around_attention
 
@@ -119,9 +120,11 @@ class _Watched:
     def why_not(self, q: Tensor) -> str | None:
         return self._backend.why_not(q)
 
-    def rank(self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+    def rank(
+        self, q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+    ) -> Ranked:
         with self._watch.span("rank"):
-            ranked = self._backend.rank(q, k, policy, geometry, scale)
+            ranked = self._backend.rank(q, k, policy, geometry, scale)  # without: a part that is timed starts afresh
         # The kernels summarise keys and rank blocks in one call. Ranking for the last tile alone summarises all keys
         # and does next to nothing else. It is done apart, and no part of the wall.
         with self._watch.span("extra"):

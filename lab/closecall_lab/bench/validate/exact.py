@@ -14,7 +14,7 @@ from torch import Tensor
 from closecall.backends import reference
 from closecall.geometry import Geometry
 from closecall.policy import Policy
-from closecall.rules.base import Ranked, margins
+from closecall.ranking import Ranked, margins
 from closecall.rules.topk import TopK
 from closecall.selection import Selection
 

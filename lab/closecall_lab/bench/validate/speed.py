@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from closecall import backends
-from closecall.api import check_forced, covers_everything, select_planned
+from closecall.api import PlannedCall, check_room, covers_everything
 from closecall.backends import flex
 from closecall.checks import check_scale
 from closecall.geometry import Geometry, plan
@@ -67,7 +67,7 @@ class Speed:
         """Raises ValueError where a budget leaves no room beside the forced blocks."""
         for p in self.policies:
             for n in self.contexts:
-                check_forced(p, plan(1, n, n, p.block, p.tile))
+                check_room(p, plan(1, n, n, p.block, p.tile))
 
 
 def label(cell: Facts) -> str:
@@ -200,9 +200,7 @@ class Ours:
         return {"select": lambda _: self.select(), "attend": self.attend}
 
     def select(self) -> Selection | None:
-        if covers_everything(self.policy, self.geometry):
-            return None
-        return select_planned(self.q, self.k, self.policy, self.geometry, self.scale, self.backend)
+        return PlannedCall(self.q, self.k, self.policy, self.geometry, self.scale, self.backend).select()
 
     def attend(self, kept: Selection | None) -> Tensor:
         return self.backend.attend(self.q, self.k, self.v, kept, self.geometry, self.scale)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from closecall.api import select
 from closecall.policy import Policy, policy
+from closecall.rules.topk import TopK
 
 from ...spine.timing import Contender, interleave
 from ..panel import Spec
@@ -32,8 +32,7 @@ class Cost:
 
 
 def vectors_per_block(made: Policy) -> float | None:
-    found = getattr(made.scorer, "vectors_per_block", None)
-    return None if found is None or math.isnan(found) else float(found)
+    return None if made.scorer is None else made.scorer.vectors_per_block
 
 
 def costs(
@@ -46,7 +45,7 @@ def costs(
     for budget in sorted({b for spec, b in variants if spec.has_budget}):
         mine = {str(s): s.policy(budget) for s, b in variants if b == budget and s.control != "matched"}
         grid = next(iter(mine.values()))
-        factor = getattr(grid.rule, "tile_factor", 2)
+        factor = grid.rule.tile_factor or TopK.tile_factor
         quest = policy(QUEST, budget=budget, tile_factor=factor, block=grid.block, tile=grid.tile)
         timed = {QUEST: quest} | mine
         contenders = [
@@ -57,7 +56,7 @@ def costs(
         for name, made in timed.items():
             ratio = samples.ratio(name, QUEST)
             assert ratio is not None
-            tile_budget = getattr(made.rule, "tile_budget", None)
+            tile_budget = made.rule.tile_budget
             times = (1e3 * samples.median(name), ratio)
             found.append(Cost(name, budget, tile_budget, vectors_per_block(made), *times))
     return found

@@ -29,8 +29,9 @@ from torch import Tensor
 
 from ...geometry import Geometry
 from ...policy import Policy
-from ...rules.base import Ranked
+from ...ranking import Ranked
 from ...selection import Selection
+from ...summaries import Summaries
 from .. import empty_outputs, reference
 from . import launch
 from . import rank as ranking
@@ -166,7 +167,9 @@ def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: 
     return attend(q, k, k[..., : launch.FORCED_VALUES], selection, geometry, scale)[1]
 
 
-def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
+def rank(
+    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+) -> Ranked:
     assert policy.scorer is not None
     if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES or policy.pool > 1:
         return reference.rank(q, k, policy, geometry, scale)
@@ -179,7 +182,7 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
     forced = here.geometry.forced(policy.sinks)
     if here.blocks.shape[0] == 0:  # nothing but padding
         return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
-    summaries, told = _summarise(k, policy, here, geometry.block)
+    planes, told = _summarise(k, policy, here, geometry.block)
     slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
     mass, softmax = policy.aggregate.startswith("mass"), policy.aggregate == "softmax"
     told |= {
@@ -204,7 +207,7 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
             constants = fitted(chosen)
             with _running(q.device) as kernel:
                 kernel.sums_kernel[(n_tiles * -(-geometry.tile // constants["ROWS"]), heads, batch)](
-                    q, summaries, here.plan, own, sums, *q.stride(), n_tiles, rows, group, slots, policy.sinks, scale,
+                    q, planes, here.plan, own, sums, *q.stride(), n_tiles, rows, group, slots, policy.sinks, scale,
                     **constants,
                 )  # fmt: skip
 
@@ -216,7 +219,7 @@ def rank(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float)
                 shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
                 found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int64, device=q.device)
                 kernel.scores_kernel[shape](
-                    q, summaries, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
+                    q, planes, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
                     heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
                     MEAN=policy.aggregate in ("mean", "mass"), **fitted(chosen),
                 )  # fmt: skip

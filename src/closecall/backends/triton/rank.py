@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...geometry import Geometry
-from ...rules.base import Ranked
+from ...ranking import Ranked
 
 # The most memory that scores take at once. A tile's row of scores is 8 bytes per block; what would be more is done for
 # some heads, and if one head is too many for some of its tiles, at a time.
