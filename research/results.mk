@@ -1,4 +1,4 @@
-# Every panel of docs/results.md; results/ holds what they printed. Included by the Makefile.
+# Every panel of docs/results.md; research/results/ holds what they printed. Included by the Makefile.
 
 PROBES := probe:qwen2:0,probe:qwen2:1,probe:qwen2:2,probe:qwen3:0,probe:qwen3:1,probe:qwen3:2
 NEEDLE := probe-needle:questions=8

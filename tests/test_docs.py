@@ -1,0 +1,58 @@
+"""What the docs point to exists: files behind links, modules by name, commands."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from closecall.cli import parser
+
+HOME = Path(__file__).resolve().parents[1]
+PAGES = sorted([HOME / "README.md", HOME / "CHANGELOG.md", *HOME.glob("docs/*.md")])
+LINK = re.compile(r"\]\(([^)#\s=]+)(?:#[^)]*)?\)")
+MODULE = re.compile(r"\b(?:closecall_lab|closecall|research)(?:\.[a-zA-Z_]\w*)+")
+COMMAND = re.compile(r"(?:^ *|`|`.*&& )closecall ([a-z][a-z-]+)(?: +(?:--|[A-Z{`])|`|$)", re.MULTILINE)
+
+
+def exists(dotted: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[cut:]:
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [t for t in LINK.findall(page.read_text()) if not t.startswith(("http", "mailto:"))]
+    missing = [t for t in targets if not (page.parent / t).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_of_modules_are_right(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        pytest.skip("it also names what has left")
+    named = {name.rstrip(".") for name in MODULE.findall(page.read_text())}
+    files = re.compile(r"\.(?:py|md|json|toml|cpp|h)$")
+    assert not sorted(name for name in named if not files.search(name) and not exists(name))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_are_there(page: Path) -> None:
+    known = set(parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr, arg-type]
+    said = set(COMMAND.findall(page.read_text()))
+    if page.name == "CHANGELOG.md":
+        pytest.skip("it also names what has left")
+    assert said <= known
