@@ -107,7 +107,7 @@ def _shape(q: Tensor, k: Tensor, value_dim: int) -> tuple[int, ...]:
 
 def _has_kernel(policy: Policy) -> bool:
     assert policy.scorer is not None
-    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES or policy.pool > 1:
+    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
         return False
     # A row's best plane and the mean over rows cannot be taken one after the other.
     return not isinstance(policy.scorer, Outliers) or (policy.aggregate != "mean" and policy.block <= _MOST_BLOCK)
@@ -130,12 +130,15 @@ def rank(
     kinds = (_SCORERS[scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
     shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
     given = (shrink, scorer.m if isinstance(scorer, Outliers) else 0)
+    every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
+    single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
+    pooling = (policy.pool, policy.tile // policy.pool, single.data_ptr() if single.numel() else 0)
     chosen = _tier()
 
     def packed(masses: int, *kept: int) -> bytes:
         inputs = (*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds)
         outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
-        return _pack((*inputs, *outputs, q.shape[2], *given, *kept, scale, torch.get_num_threads(), chosen))
+        return _pack((*inputs, *outputs, q.shape[2], *given, *kept, *pooling, scale, torch.get_num_threads(), chosen))
 
     kept, done = (0, 0, 0), 0
     if summaries is not None:  # before any work: it may refuse these keys

@@ -50,6 +50,8 @@ struct RankArgs {
   int64_t outliers;     // of OUTLIERS: keys stored as they are
   char* kept;           // [B, Hkv, room] summaries, written here and read at later calls, or null: nothing is kept. The
   int64_t room, done;   // sequences then fill their rows; the first `done` blocks of each are summarised already
+  int64_t pool, runs;   // rows per mean, and means in a whole tile; 1 row: the rows themselves
+  const uint8_t* every_row;  // [B, T], contiguous: tiles whose rows are not pooled, or null: none
   double scale;
   int64_t threads, tier;
 };

@@ -221,24 +221,53 @@ const char* run_rank(const RankArgs& a) {
                          summary(p.head, q, b));
   });
 
-  int64_t group = s.H / s.Hkv, n_items = (int64_t)tiles.size() * s.H;
+  int64_t group = s.H / s.Hkv;
+  auto cell_of = [&](const Tile& tile, int64_t head) {
+    int64_t own = tile.pos / block, out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
+    Cell cell;
+    cell.q = at(a.q, size, tile.b, head, tile.row), cell.rows = tile.rows;
+    cell.forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
+    cell.low = std::min(a.sinks, own), cell.high = own, cell.seen = (tile.end() + block - 1) / block;
+    cell.want = a.limits ? a.limits[tile.b * a.tiles.count + tile.t] : a.width;
+    cell.order = a.order + out, cell.scores = a.scores + out;
+    return cell;
+  };
+  // A tile whose rows are scored one by one is an item for each head. Of the others, as many neighbouring tiles of a sequence
+  // as the kernel ranks together are one for each key head and group of query heads.
+  struct Ranking { int64_t first, last, head, heads; bool pooled; };
+  std::vector<Ranking> items;
+  auto pooled = [&](const Tile& tile) { return a.pool > 1 && !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]); };
+  int64_t together = a.pool > 1 ? kernels->cells_at_once(a) : 1, heads = std::min(group, together);
   double work = 0;
-  for (const Tile& tile : tiles) work += (double)(tile.end() / block) * (double)(std::max<int64_t>(tile.rows, 16) * s.D * s.H);
+  // Later tiles see more blocks: they go first, so that no thread is left with a long one at the end.
+  for (int64_t last = (int64_t)tiles.size(), first; last > 0; last = first) {
+    const Tile& tile = tiles[last - 1];
+    first = last - 1;
+    bool many = pooled(tile);
+    while (many && first > 0 && (last - first + 1) * heads <= together && pooled(tiles[first - 1]) &&
+           tiles[first - 1].sequence == tile.sequence)
+      --first;
+    for (int64_t h = 0; h < s.H; h += many ? std::min(heads, group - h % group) : 1)
+      items.push_back({first, last, h, many ? std::min(heads, group - h % group) : 1, many});
+    int64_t rows = many ? (tile.rows + a.pool - 1) / a.pool : std::max<int64_t>(tile.rows, 16);
+    work += (double)(last - first) * (double)(tile.end() / block) * (double)(rows * s.D * s.H);
+  }
   int64_t threads = useful_threads(a.threads, work);
   std::vector<Buffer<char>> scratch;
-  int64_t scratch_bytes = kernels->rank_scratch(a);
+  int64_t scratch_bytes = std::max(kernels->rank_scratch(a), a.pool > 1 ? kernels->cells_scratch(a) : 0);
   for (int64_t w = 0; w < threads; ++w) scratch.push_back(buffer<char>(scratch_bytes));
-  // Later tiles see more blocks: they go first, so that no thread is left with a long one at the end.
-  parallel_for(n_items, threads, [&](int64_t i, int64_t worker) {
-    int64_t which = (int64_t)tiles.size() - 1 - i / s.H, head = i % s.H;
-    const Tile& tile = tiles[which];
-    int64_t own = tile.pos / block, low = std::min(a.sinks, own);
-    int64_t out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
-    const float* forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
-    int64_t want = a.limits ? a.limits[tile.b * a.tiles.count + tile.t] : a.width;
-    kernels->rank(a, at(a.q, size, tile.b, head, tile.row), tile.rows, forced,
-                  summary(head / group, sequences[sequence_of[which]], 0), low, own, (tile.end() + block - 1) / block,
-                  want, a.order + out, a.scores + out, scratch[worker].get());
+  parallel_for((int64_t)items.size(), threads, [&](int64_t i, int64_t worker) {
+    const Ranking& item = items[i];
+    const char* from = summary(item.head / group, sequences[sequence_of[item.first]], 0);
+    if (!item.pooled) {
+      Cell c = cell_of(tiles[item.first], item.head);
+      return kernels->rank(a, c.q, c.rows, c.forced, from, c.low, c.high, c.seen, c.want, c.order, c.scores, scratch[worker].get());
+    }
+    Cell cells[MOST_CELLS];
+    int64_t n = 0;
+    for (int64_t t = item.first; t < item.last; ++t)
+      for (int64_t h = item.head; h < item.head + item.heads; ++h) cells[n++] = cell_of(tiles[t], h);
+    kernels->rank_cells(a, cells, n, from, scratch[worker].get());
   });
   return nullptr;
 }

@@ -39,6 +39,15 @@ int64_t summary_bytes(const RankArgs& a) { return plane_of(a, parts(a) - 1) + pl
 // From a to b, exact at both ends: rounded as torch.lerp rounds it.
 inline float between(float a, float b, float w) { return w < 0.5f ? a + w * (b - a) : b - (b - a) * (1.0f - w); }
 
+// `n` floats, whole vectors of them, rounded to a type and back.
+void round_row(int64_t dtype, int64_t n, const float* from, float* to) {
+  char narrow[LANES * 4];
+  for (int64_t i = 0; i < n; i += LANES) {
+    write_row(narrow, dtype, LANES, from + i);
+    store(to + i, load_any(narrow, dtype));
+  }
+}
+
 // Rounds a plane as its type is rounded, and writes it.
 void write_plane(const RankArgs& a, const float* from, char* plane) {
   int64_t d = padded_dim(a);
@@ -46,14 +55,7 @@ void write_plane(const RankArgs& a, const float* from, char* plane) {
     write_row(plane, BF16, d, from);
     return;
   }
-  float* to = (float*)plane;
-  memcpy(to, from, d * 4);
-  if (a.shape.dtype == F32) return;
-  char narrow[LANES * 4];
-  for (int64_t i = 0; i < d; i += LANES) {
-    write_row(narrow, a.shape.dtype, LANES, from + i);
-    store(to + i, load_any(narrow, a.shape.dtype));
-  }
+  round_row(a.shape.dtype, d, from, (float*)plane);
 }
 
 // What stands for all keys but the `outliers` most distant from the mean of all, then those; of equally distant ones the
@@ -282,13 +284,19 @@ struct ScoreQuestPairs {
 };
 #endif
 
+// Columns of 32 bits that a packed row has: numbers, or pairs of bfloat16.
+template <bool PAIRS>
+inline int64_t panel_cols(const RankArgs& a) { return PAIRS ? round_up(padded_dim(a) / 2, LANES) : padded_dim(a); }
+
+template <bool PAIRS>
+void pack_sides(const RankArgs& a, int64_t cols, const RankScratch& scratch);
+
 // Packs up to SCORE_GROUP rows and the side each coordinate takes. Lanes without a row repeat the first one, which no
 // maximum notices; for a mean they are zero. (Shares of mass weigh every lane.)
 template <bool PAIRS>
 void pack_rows(const RankArgs& a, const char* q, int64_t n, const RankScratch& scratch) {
-  int64_t cols = padded_dim(a);
+  int64_t cols = panel_cols<PAIRS>(a);
   if constexpr (PAIRS) {
-    cols = round_up(cols / 2, LANES);
     copy_rows_16(q, n, a.q.sn, a.shape.D, a.q.sd, 2 * cols, (uint16_t*)scratch.rows);
   } else {
     read_rows(q, a.shape.dtype, n, a.q.sn, a.shape.D, a.q.sd, cols, scratch.rows);
@@ -299,6 +307,12 @@ void pack_rows(const RankArgs& a, const char* q, int64_t n, const RankScratch& s
     memset(filler, 0, cols * 4);
   }
   pack_panel(scratch.rows, n, filler, cols, SCORE_GROUP, scratch.q);
+  pack_sides<PAIRS>(a, cols, scratch);
+}
+
+// The side of a box that each coordinate of the packed rows takes.
+template <bool PAIRS>
+void pack_sides(const RankArgs& a, int64_t cols, const RankScratch& scratch) {
   if (!boxed(a)) return;
   const float* x = scratch.q;
   char* sides = scratch.sides;

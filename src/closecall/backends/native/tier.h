@@ -28,6 +28,19 @@ struct Rows {
   int64_t lse_head;
 };
 
+// Cells that are ranked together, at most: a panel's lanes.
+constexpr int MOST_CELLS = 64;
+
+// One tile of one query head, to be ranked: as the arguments of `rank` below.
+struct Cell {
+  const char* q;
+  int64_t rows;
+  const float* forced;
+  int64_t low, high, seen, want;
+  int32_t* order;
+  float* scores;
+};
+
 struct Kernels {
   const char* name;
   int64_t (*attend_scratch)(const Shape&);  // bytes
@@ -45,6 +58,10 @@ struct Kernels {
   // first row, or null.
   void (*rank)(const RankArgs&, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
                int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* scratch);
+  // The same for up to cells_at_once cells of one sequence and key head, whose rows are pooled.
+  int64_t (*cells_at_once)(const RankArgs&);
+  int64_t (*cells_scratch)(const RankArgs&);
+  void (*rank_cells)(const RankArgs&, const Cell*, int64_t n, const char* summaries, char* scratch);
   // Multiply-adds per second this core retires from registers alone, times two. dtype F32, or BF16 where the tier has it.
   double (*peak)(int64_t dtype, double seconds);
 };

@@ -1,8 +1,9 @@
 #include "simd_avx512.h"
 // The kernels below are compiled once per tier, for the vector type above.
+#include "cells.h"
 #include "few.h"
 #include "peak.h"
-#include "rank.h"
 
 const Kernels avx512_kernels = {"avx512", attend_scratch, attend, few_scratch, few_partial, attend_few,
-                              merge_few, summary_bytes, summarise, rank_scratch, rank, peak};
+                              merge_few, summary_bytes, summarise, rank_scratch, rank, cells_at_once, cells_scratch,
+                              rank_cells, peak};

@@ -1,0 +1,302 @@
+// Scores and ranks many cells (a tile of one query head) together, where each has only a few rows left: the means of its
+// runs of `pool` rows.
+//
+// With rows in lanes a tile of 8 means would leave most lanes empty. Here the lanes are cells that read the same key head,
+// neighbouring tiles and the heads of a group, and the vectors are their means: a maximum over a cell's means is a maximum
+// of vectors, and nothing is ever reduced across lanes. Scores come out as [block][cell] and are turned once.
+//
+// Cells of different tiles do not see the same blocks. All blocks that any of them sees are scored, and what a cell does not
+// see is left out where rows are normalised, and never ranked.
+#pragma once
+#include "rank.h"
+
+namespace {
+
+// How runs lie in the vectors of a panel: vector r holds run `r % runs` of the pass, of the cells of vector r / runs.
+struct Layout {
+  int runs, cell_vectors;
+  explicit Layout(const RankArgs& a) {
+    runs = 1;
+    while (runs < SCORE_VECTORS && runs < a.runs) runs *= 2;
+    cell_vectors = SCORE_VECTORS / runs;
+  }
+  int cells() const { return cell_vectors * LANES; }
+};
+
+int64_t cells_at_once(const RankArgs& a) { return Layout(a).cells(); }
+
+struct CellScratch {
+  RankScratch one;
+  float *row, *found, *turned;
+  int64_t n_padded;
+  CellScratch(Arena& arena, const RankArgs& a) : one(arena, a) {
+    int64_t cells = Layout(a).cells();
+    n_padded = round_up(a.tiles.n_blocks, LANES);
+    row = arena.take<float>(2 * padded_dim(a));
+    found = arena.take<float>((n_padded + BLOCKS_AT_ONCE) * cells);  // [block][cell]
+    turned = arena.take<float>(cells * n_padded);                    // [cell][block]
+  }
+};
+
+int64_t cells_scratch(const RankArgs& a) {
+  Arena arena{nullptr};
+  CellScratch scratch(arena, a);
+  return arena.used;
+}
+
+inline int64_t runs_of(const RankArgs& a, const Cell& cell) { return (cell.rows + a.pool - 1) / a.pool; }
+
+// The mean of a run of a cell's rows, rounded to their type as if it were a row: float32, or raw bfloat16 for PAIRS.
+template <bool PAIRS>
+void pool_rows(const RankArgs& a, const Cell& cell, int64_t run, float* row, float* to, int64_t cols) {
+  int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
+  int64_t first = run * a.pool, n = least(a.pool, cell.rows - first);
+  float* mean = row + d;
+  for (int64_t i = 0; i < d; ++i) mean[i] = 0.0f;
+  for (int64_t r = first; r < first + n; ++r) {
+    read_row(cell.q + r * a.q.sn * size, dtype, a.shape.D, a.q.sd, d, row);
+    for (int64_t i = 0; i < d; i += LANES) store(mean + i, add(load(mean + i), load(row + i)));
+  }
+  for (int64_t i = 0; i < d; ++i) mean[i] /= (float)n;
+  if (PAIRS) {
+    write_row((char*)to, BF16, d, mean);
+    memset((char*)to + d * 2, 0, cols * 4 - d * 2);
+    return;
+  }
+  round_row(dtype, d, mean, to);
+}
+
+// Packs the runs of one pass, from `first` on. A cell with fewer runs repeats its first one, which no maximum notices; for a
+// mean they are zero, and so are cells that are not there.
+template <bool PAIRS>
+void pack_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t first, const Layout& layout, const CellScratch& scratch) {
+  int64_t cols = panel_cols<PAIRS>(a);
+  for (int64_t i = 0; i < SCORE_GROUP; ++i) {
+    int64_t vector = i / LANES, c = vector / layout.runs * LANES + i % LANES, run = first + vector % layout.runs;
+    float* to = scratch.one.rows + i * cols;
+    bool there = c < n && run < runs_of(a, cells[c]);
+    if (there || (c < n && a.aggregate != AGG_MEAN)) pool_rows<PAIRS>(a, cells[c], there ? run : 0, scratch.row, to, cols);
+    else memset(to, 0, cols * 4);
+  }
+  pack_panel(scratch.one.rows, SCORE_GROUP, scratch.one.rows, cols, SCORE_GROUP, scratch.one.q);
+  pack_sides<PAIRS>(a, cols, scratch.one);
+}
+
+// One number of every cell, by its lane.
+template <class Of>
+void by_cell(const Layout& layout, int64_t n, float absent, V (&to)[SCORE_VECTORS], Of&& of) {
+  float lanes[SCORE_GROUP];
+  for (int64_t i = 0; i < SCORE_GROUP; ++i) {
+    int64_t vector = i / LANES, c = vector / layout.runs * LANES + i % LANES;
+    lanes[i] = c < n ? of(c, vector % layout.runs) : absent;
+  }
+  for (int r = 0; r < SCORE_VECTORS; ++r) to[r] = load(lanes + r * LANES);
+}
+
+// From the vectors of a panel to the best (or the sum) of each cell's, with what earlier passes found.
+template <bool SUM>
+inline void keep(const Layout& layout, const V* from, float* found) {
+  for (int c = 0; c < layout.cell_vectors; ++c) {
+    V all = load(found + c * LANES);
+    for (int r = 0; r < layout.runs; ++r) {
+      V x = from[c * layout.runs + r];
+      all = SUM ? add(all, x) : max(x, all);  // max(x, y) is y where x is NaN: a NaN has no say
+    }
+    store(found + c * LANES, all);
+  }
+}
+
+// Which blocks the cells score: [low, high) of all of them.
+struct Range { int64_t low, high; };
+
+template <class First, class Stored>
+void score_cells(const RankArgs& a, const Layout& layout, const Range& range, const char* summaries, const CellScratch& scratch) {
+  int64_t stride = summary_bytes(a), cells = layout.cells();
+  each_part<First, Stored>(a, summaries, range.high - range.low, [&](auto score, auto count, int64_t, int64_t j, const char* plane) {
+    constexpr int J = decltype(count)::VALUE;
+    V acc[J][SCORE_VECTORS];
+    row_scores<decltype(score), J>(a, scratch.one, plane, stride, acc);
+    for (int i = 0; i < J; ++i) {
+      if (a.aggregate == AGG_MEAN) keep<true>(layout, acc[i], scratch.found + (j + i) * cells);
+      else keep<false>(layout, acc[i], scratch.found + (j + i) * cells);
+    }
+  });
+}
+
+// The running maximum of exponents and the sum of their powers of two: the maximum is raised where it must be.
+struct Sums {
+  V top[SCORE_VECTORS], total[SCORE_VECTORS];
+  template <int DEGREE, int J>
+  inline void take(const V (&x)[J][SCORE_VECTORS]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < SCORE_VECTORS; ++r) {
+      V above = top[r];
+      for (int i = 0; i < J; ++i) above = max(x[i][r], above);
+      V all = any_above(above, top[r]) ? mul(total[r], exp2<DEGREE>(sub(top[r], above))) : total[r];
+      for (int i = 0; i < J; ++i) all = add(all, exp2<DEGREE>(sub(x[i][r], above)));
+      top[r] = above, total[r] = all;
+    }
+  }
+};
+
+// As softmax_tile: every mean's log-softmax over the blocks that its tile sees, then the maximum over means.
+template <class First, class Stored>
+void softmax_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& layout, const Range& range, const char* summaries,
+                   const CellScratch& scratch) {
+  constexpr int DEGREE = First::PAIRS ? 4 : 5;
+  int64_t stride = summary_bytes(a), n_cells = layout.cells(), last = parts(a) - 1, least_seen = range.high;
+  for (int64_t c = 0; c < n; ++c) least_seen = least(least_seen, cells[c].seen);
+  V scale = set1((float)a.scale * LOG2E), seen[SCORE_VECTORS];
+  by_cell(layout, n, 0.0f, seen, [&](int64_t c, int64_t) { return (float)cells[c].seen; });
+  Sums sums;
+  for (int r = 0; r < SCORE_VECTORS; ++r) sums.top[r] = set1(-LARGEST), sums.total[r] = set1(0.0f);
+  float* logs = scratch.one.logs;
+  each_part<First, Stored>(a, summaries, range.high, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+    constexpr int J = decltype(count)::VALUE;
+    V acc[J][SCORE_VECTORS];
+    row_scores<decltype(score), J>(a, scratch.one, plane, stride, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < J; ++i)
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r) {
+        float* at = logs + (j + i) * SCORE_GROUP + r * LANES;
+        V x = known(mul(acc[i][r], scale));
+        if (part) x = max(x, load(at));
+        if (j + i >= least_seen) x = pick(positive(sub(seen[r], set1((float)(j + i)))), x, set1(-INF));
+        store(at, x);
+        acc[i][r] = x;
+      }
+    if (part == last) sums.take<DEGREE, J>(acc);
+  });
+  float totals[SCORE_GROUP], tops[SCORE_GROUP];
+  for (int r = 0; r < SCORE_VECTORS; ++r) store(totals + r * LANES, sums.total[r]), store(tops + r * LANES, sums.top[r]);
+  for (int64_t i = 0; i < SCORE_GROUP; ++i) totals[i] = totals[i] > 0.0f ? tops[i] + __builtin_log2f(totals[i]) : INF;
+  V all[SCORE_VECTORS];
+  for (int r = 0; r < SCORE_VECTORS; ++r) all[r] = load(totals + r * LANES);
+  for (int64_t j = range.low; j < range.high; ++j) {
+    V x[SCORE_VECTORS];
+    for (int r = 0; r < SCORE_VECTORS; ++r) x[r] = sub(load(logs + j * SCORE_GROUP + r * LANES), all[r]);
+    keep<false>(layout, x, scratch.found + (j - range.low) * n_cells);
+  }
+}
+
+// As mass_tile: shares of the softmax mass, forced blocks' included, of which a mean has the geometric mean of its rows'.
+template <class First, class Stored>
+void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t first, const Layout& layout, const Range& range,
+                const char* summaries, const CellScratch& scratch) {
+  constexpr int DEGREE = First::PAIRS ? 4 : 5;
+  int64_t stride = summary_bytes(a), n_cells = layout.cells(), per = parts(a), n_blocks = range.high - range.low;
+  V scale = set1((float)a.scale * LOG2E), others = set1(__builtin_log2f((float)(a.tiles.block - (per - 1))));
+  V low[SCORE_VECTORS], high[SCORE_VECTORS], own[SCORE_VECTORS], there[SCORE_VECTORS], top[SCORE_VECTORS], total[SCORE_VECTORS];
+  by_cell(layout, n, 0.0f, low, [&](int64_t c, int64_t) { return (float)(cells[c].low - range.low) - 0.5f; });
+  by_cell(layout, n, 0.0f, high, [&](int64_t c, int64_t) { return (float)(cells[c].high - range.low) - 0.5f; });
+  by_cell(layout, n, 0.0f, there, [&](int64_t c, int64_t run) { return first + run < runs_of(a, cells[c]) ? 1.0f : 0.0f; });
+  by_cell(layout, n, 0.0f, own, [&](int64_t c, int64_t run) {
+    int64_t from = (first + run < runs_of(a, cells[c]) ? first + run : 0) * a.pool, to = least(from + a.pool, cells[c].rows);
+    float mean = 0.0f;
+    for (int64_t i = from; i < to; ++i) mean += cells[c].forced[i];
+    return mean / (float)(to - from) * LOG2E;
+  });
+  for (int r = 0; r < SCORE_VECTORS; ++r) top[r] = own[r];
+  float* logs = scratch.one.logs;
+  each_part<First, Stored>(a, summaries, n_blocks, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+    constexpr int J = decltype(count)::VALUE;
+    V acc[J][SCORE_VECTORS], keys = part ? set1(0.0f) : others;
+    row_scores<decltype(score), J>(a, scratch.one, plane, stride, acc);
+    for (int i = 0; i < J; ++i)
+      for (int r = 0; r < SCORE_VECTORS; ++r) {
+        V x = known(fma(acc[i][r], scale, keys)), at = set1((float)(j + i));
+        x = pick(positive(sub(at, low[r])), pick(positive(sub(high[r], at)), x, set1(-INF)), set1(-INF));
+        store(logs + ((j + i) * per + part) * SCORE_GROUP + r * LANES, x);
+        top[r] = max(x, top[r]);
+      }
+  });
+  for (int r = 0; r < SCORE_VECTORS; ++r) total[r] = exp2<DEGREE>(sub(own[r], top[r]));
+  for (int64_t j = 0; j < n_blocks; ++j) {
+    const float* from = logs + j * per * SCORE_GROUP;
+    for (int r = 0; r < SCORE_VECTORS; ++r) {
+      V share = set1(0.0f);
+      for (int64_t p = 0; p < per; ++p) share = add(share, exp2<DEGREE>(sub(load(from + p * SCORE_GROUP + r * LANES), top[r])));
+      share = max(share, set1(0.0f));  // a NaN is no mass
+      total[r] = add(total[r], share);
+      store(logs + j * SCORE_GROUP + r * LANES, share);  // never ahead of what is still to be read
+    }
+  }
+  for (int r = 0; r < SCORE_VECTORS; ++r)  // runs that are not there have no say, nor have those whose sum is no number
+    total[r] = pick(positive(total[r]), divide(there[r], total[r]), set1(0.0f));
+  for (int64_t j = 0; j < n_blocks; ++j) {
+    V share[SCORE_VECTORS];
+    for (int r = 0; r < SCORE_VECTORS; ++r) share[r] = max(mul(load(logs + j * SCORE_GROUP + r * LANES), total[r]), set1(0.0f));
+    if (a.aggregate == AGG_MASS) keep<true>(layout, share, scratch.found + j * n_cells);
+    else keep<false>(layout, share, scratch.found + j * n_cells);
+  }
+}
+
+// [block][cell] to [cell][block].
+void turn(const Layout& layout, int64_t n_blocks, const CellScratch& scratch) {
+  int64_t cells = layout.cells();
+  for (int64_t j = 0; j < n_blocks; j += LANES)
+    for (int64_t c = 0; c < cells; c += LANES) {
+      V x[LANES];
+      for (int i = 0; i < LANES; ++i) x[i] = load(scratch.found + least(j + i, n_blocks - 1) * cells + c);
+      transpose(x);
+      for (int i = 0; i < LANES; ++i) store(scratch.turned + (c + i) * scratch.n_padded + j, x[i]);
+    }
+}
+
+template <class First, class Stored>
+void judge_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& layout, const Range& range, const char* summaries,
+                 const CellScratch& scratch) {
+  bool softmax = a.aggregate == AGG_SOFTMAX;
+  float least_score = a.aggregate == AGG_MAX || softmax ? -INF : 0.0f;
+  for (int64_t i = 0; i < (range.high - range.low) * layout.cells(); ++i) scratch.found[i] = least_score;
+  const char* from = summaries + (softmax ? 0 : range.low) * summary_bytes(a);
+  for (int64_t first = 0; first < a.runs; first += layout.runs) {
+    pack_cells<First::PAIRS>(a, cells, n, first, layout, scratch);
+    if (softmax) softmax_cells<First, Stored>(a, cells, n, layout, range, from, scratch);
+    else if (is_mass(a)) mass_cells<First, Stored>(a, cells, n, first, layout, range, from, scratch);
+    else score_cells<First, Stored>(a, layout, range, from, scratch);
+  }
+}
+
+// Ranks `n` cells, at most cells_at_once of them, that read the summaries of one sequence and key head.
+void rank_cells(const RankArgs& a, const Cell* cells, int64_t n, const char* summaries, char* memory) {
+  Arena arena{memory};
+  CellScratch scratch(arena, a);
+  Layout layout(a);
+  bool softmax = a.aggregate == AGG_SOFTMAX;
+  Range range{cells[0].low, cells[0].high};
+  for (int64_t c = 0; c < n; ++c) {
+    range.low = least(range.low, cells[c].low);
+    range.high = most(range.high, softmax ? cells[c].seen : cells[c].high);
+    for (int64_t i = 0; i < a.width; ++i) cells[c].order[i] = (int32_t)a.tiles.n_blocks, cells[c].scores[i] = -INF;
+  }
+  if (range.high <= range.low) return;
+  auto judged = [&](auto first, auto stored) {
+    judge_cells<decltype(first), decltype(stored)>(a, cells, n, layout, range, summaries, scratch);
+  };
+#ifdef CC_BF16_DOT
+  if (paired(a)) {
+    if (boxed(a)) judged(ScoreQuestPairs{}, ScoreMeanPairs{});
+    else judged(ScoreMeanPairs{}, ScoreMeanPairs{});
+  } else
+#endif
+  if (boxed(a)) judged(ScoreQuest{}, ScoreMean{});
+  else judged(ScoreMean{}, ScoreMean{});
+  turn(layout, range.high - range.low, scratch);
+  for (int64_t c = 0; c < n; ++c) {
+    const Cell& cell = cells[c];
+    float* found = scratch.turned + c * scratch.n_padded + (cell.low - range.low);
+    int64_t n_blocks = cell.high - cell.low;
+    if (n_blocks <= 0) continue;
+    float factor = softmax ? LN2 : is_mass(a) ? 1.0f : (float)a.scale;
+    float runs = a.aggregate == AGG_MEAN || a.aggregate == AGG_MASS ? (float)runs_of(a, cell) : 1.0f;
+    for (int64_t j = 0; j < n_blocks; ++j) {
+      float x = found[j] * factor / runs;
+      found[j] = x == x ? x : -INF;
+    }
+    take_best(scratch.one, found, n_blocks, least(n_blocks, cell.want), cell.low, cell.order, cell.scores);
+  }
+}
+
+}  // namespace
