@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from . import backends
 from .checks import check_qk, check_qkv, check_scale, check_softcap
@@ -150,6 +153,11 @@ def select(
     A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
     of its tile to decide.
     """
+    if torch.compiler.is_compiling():
+        return _untraced_select(
+            q, k, policy, scale=scale, backend=backend, key_padding=key_padding, cu_seqlens=cu_seqlens,
+            summaries=summaries, all_heads=all_heads,
+        )  # fmt: skip
     check_qk(q, k)
     call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries)
     kept = call.select()
@@ -197,6 +205,10 @@ def attend(
     >>> torch.allclose(closecall.attend(q, k, v, everything), dense, atol=1e-5)
     True
     """
+    if torch.compiler.is_compiling():
+        return _untraced_attend(
+            q, k, v, selection, scale=scale, backend=backend, softcap=softcap, return_lse=return_lse
+        )
     check_qkv(q, k, v)
     scale = check_scale(scale, q.shape[-1])
     check_softcap(softcap)
@@ -255,10 +267,70 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway.
 
-    Arguments are those of the two. Under `torch.compile` the call is one opaque node of the graph.
+    Arguments are those of the two. Under `torch.compile` the call is one opaque node of the graph; with `summaries` or
+    `all_heads`, which no graph can hold, it breaks the graph, as `select` and `attend` do.
     """
     check_qkv(q, k, v)
     check_softcap(softcap)
+    if torch.compiler.is_compiling():
+        if summaries is None and all_heads is None:
+            text = _as_text(policy)
+            out, lse = attention_op(q, k, v, text, scale, backend, key_padding, cu_seqlens, float(softcap))
+            return (out, lse) if return_lse else out
+        return _untraced_attention(
+            q, k, v, policy, scale=scale, backend=backend, key_padding=key_padding, cu_seqlens=cu_seqlens,
+            softcap=softcap, return_lse=return_lse, summaries=summaries, all_heads=all_heads,
+        )  # fmt: skip
     call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries)
     result = call.run(v, softcap)
     return (result.out, result.lse) if return_lse else result.out
+
+
+# torch.compile. Dynamo must not trace what lies below: it would follow the plan, the rules and raw pointers. Decorators
+# of torch.compiler would import Dynamo, and that takes longer than importing the rest of torch; these do it when used.
+
+_untraced_select: Callable[..., Selection] = _disable_dynamo(select)
+_untraced_attend: Callable[..., Tensor | tuple[Tensor, Tensor]] = _disable_dynamo(attend)
+_untraced_attention: Callable[..., Tensor | tuple[Tensor, Tensor]] = _disable_dynamo(attention)
+
+
+def _as_text(policy: Policy | str) -> str:
+    """What `as_policy` makes the policy of again, as a graph can hold it."""
+    return as_policy(policy).to_json()
+
+
+_as_text._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result
+_from_text = functools.lru_cache(maxsize=64)(Policy.from_json)
+
+
+@torch.library.custom_op("closecall::attention", mutates_args=())
+def attention_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    policy: str,
+    scale: float | None,
+    backend: str,
+    key_padding: Tensor | None,
+    cu_seqlens: Tensor | None,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """`attention` with a policy as JSON: output and log-sum-exp."""
+    call = _plan(q, k, _from_text(policy), scale, backend, key_padding, cu_seqlens, None, None)
+    result = call.run(v, softcap)
+    return result.out, result.lse
+
+
+@attention_op.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    policy: str,
+    scale: float | None,
+    backend: str,
+    key_padding: Tensor | None,
+    cu_seqlens: Tensor | None,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    return backends.empty_outputs(q, v)

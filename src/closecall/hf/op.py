@@ -130,7 +130,7 @@ def heads_over(group: str) -> AllHeads:
     return gather
 
 
-@torch.library.custom_op("closecall::attention", mutates_args=())
+@torch.library.custom_op("closecall::attached", mutates_args=())
 def attention_op(
     q: Tensor,
     k: Tensor,

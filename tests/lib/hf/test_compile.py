@@ -37,7 +37,7 @@ class Graphs:
         self.ops: list[int] = []
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        ours = torch.ops.closecall.attention.default
+        ours = torch.ops.closecall.attached.default
         self.ops.append(sum(node.target is ours for node in graph.graph.nodes))
         return graph.forward
 
@@ -122,9 +122,7 @@ def test_functionalised_with_fake_tensors() -> None:
         segments = torch.ones(2, 90, dtype=torch.int32)
         segments[0, :11] = 0
         args = (q, k, v, segments, SMALL.to_json(), 0, 0.2, 0.0, "auto", "")
-        torch.library.opcheck(
-            torch.ops.closecall.attention.default, args, test_utils=("test_schema", "test_faketensor")
-        )
+        torch.library.opcheck(torch.ops.closecall.attached.default, args, test_utils=("test_schema", "test_faketensor"))
     model, x = families.model("llama"), tokens(1, LENGTH)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with closecall.attach(model, SMALL):
