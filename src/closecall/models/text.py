@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from .catalogue import PANEL, Entry
+from .catalogue import PANEL
+from .entry import Entry
 
 HEADINGS = ("name", "full layers", "heads", "dim", "QK-Norm", "context", "attention", "recommended")
 NOTE = """\

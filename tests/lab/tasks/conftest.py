@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from closecall.models import load, smollm2
+from closecall.models.known.smollm2 import SOURCE
 from closecall_lab.tasks.prose import TEXT
 
 pytest.importorskip("transformers")
@@ -49,7 +49,7 @@ def chat() -> Any:
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     if request.param != "smollm2":
         return request.getfixturevalue(request.param)
-    directory = smollm2.home() / load.CONVERTED
+    directory = SOURCE.converted_path
     if not (directory / "tokenizer.json").is_file():
         pytest.skip("smollm2 is not fetched: `closecall get smollm2`")
     import transformers

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import closecall
-from closecall.models import smollm2
+from closecall.models.fetch import fetched
+from closecall.models.known.smollm2 import SOURCE
 from closecall.models.load import LoadedModel, load_model
 from families import assert_close
 
-pytestmark = pytest.mark.skipif(not smollm2.fetched(), reason="`closecall get smollm2` first, as make test-model does")
+pytestmark = pytest.mark.skipif(not fetched(SOURCE), reason="`closecall get smollm2` first, as make test-model does")
 
 
 @pytest.fixture(scope="module")

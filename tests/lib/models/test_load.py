@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from closecall.models import load, smollm2
+import closecall
+from closecall.models import convert as converting
+from closecall.models import load
 from closecall.models.cache import UnavailableError
+from closecall.models.known.smollm2 import SOURCE
 
 transformers = pytest.importorskip("transformers")
 
@@ -63,6 +67,12 @@ def test_a_local_directory(tmp_path: Path) -> None:
     assert text == "[a b]"
     ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=False)
     assert loaded.model.generate(**ids, max_new_tokens=2, do_sample=False).shape[1] > ids.input_ids.shape[1]
+
+
+def test_load_is_public(tmp_path: Path) -> None:
+    loaded = closecall.load(save(tmp_path / "mine"), dtype="bf16")
+    assert isinstance(loaded, closecall.LoadedModel)
+    assert loaded.model.dtype == torch.bfloat16
 
 
 def test_no_template_means_the_question_itself(tmp_path: Path) -> None:
@@ -178,41 +188,37 @@ def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     without("transformers", monkeypatch)
-    with pytest.raises(UnavailableError, match=r"pip install 'closecall\[transformers\]'"):
+    with pytest.raises(UnavailableError, match=r"pip install 'closecall\[hf\]'"):
         load.load_model("smollm2")
 
 
 def test_smollm2_not_fetched_or_damaged(cache: Path) -> None:
-    with pytest.raises(UnavailableError, match="run `closecall get smollm2`"):
+    with pytest.raises(UnavailableError, match=r"run `closecall get smollm2` \(93 MB, once\)"):
         load.load_model("smollm2")
-    cache.mkdir(parents=True)
-    (cache / smollm2.GGUF).write_bytes(b"damaged")
+    (cache / SOURCE.gguf).write_bytes(b"damaged")
     with pytest.raises(UnavailableError, match=r"wrong sha256.*closecall get smollm2"):
         load.load_model("smollm2")
 
 
 def test_smollm2_without_gguf(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.mkdir(parents=True)
-    (cache / smollm2.GGUF).write_bytes(b"")
-    monkeypatch.setattr(smollm2, "fetched", lambda: True)
     without("gguf", monkeypatch)
-    with pytest.raises(UnavailableError, match=r"gguf.*closecall\[transformers\]"):
+    with pytest.raises(UnavailableError, match=r"gguf.*closecall\[hf\]"):
         load.load_model("smollm2")
 
 
 @pytest.fixture
 def dequantised(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """As if the GGUF were there, and reading it gave the tiny model; the calls are counted."""
+    """As if the GGUF file were there, and reading it gave the tiny model; the calls are counted."""
     cache.mkdir(parents=True)
-    (cache / smollm2.GGUF).write_bytes(b"")
-    monkeypatch.setattr(smollm2, "fetched", lambda: True)
+    (cache / SOURCE.gguf).write_bytes(b"")
+    monkeypatch.setattr(converting, "fetched", lambda source: True)
     calls: list[Path] = []
 
-    def dequantise(_: Any, path: Path) -> tuple[Any, Any]:
-        calls.append(path)
-        return tiny_model(), tiny_tokenizer()
+    def write(_: Any, source: Any, directory: Path) -> None:
+        calls.append(source.gguf_path)
+        save(directory)
 
-    monkeypatch.setattr(load, "_dequantise", dequantise)
+    monkeypatch.setattr(converting, "_write", write)
     return calls
 
 
@@ -239,12 +245,44 @@ def test_half_a_conversion_is_not_used(cache: Path, dequantised: list[Path]) -> 
     assert not (cache / "float32.part").exists()
 
 
-def test_a_full_disk_only_costs_time(cache: Path, dequantised: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
+def test_a_conversion_of_another_file_is_not_used(cache: Path, dequantised: list[Path]) -> None:
+    save(cache / "float32", seed=1)
+    (cache / "float32" / "source.json").write_text(json.dumps({"sha256": "another"}))
+    assert load.load_model("smollm2").fingerprint == load.fingerprint(tiny_model())
+
+
+def test_a_full_disk_leaves_no_half_conversion(
+    cache: Path, dequantised: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
-    for _ in range(2):
-        assert load.load_model("smollm2").label
-    assert len(dequantised) == 2
-    assert {p.name for p in cache.iterdir()} == {".lock", smollm2.GGUF}
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(UnavailableError, match=r"could not write .*No space left.*free some space"):
+            load.load_model("smollm2")
+    assert {p.name for p in cache.iterdir()} == {".lock", SOURCE.gguf}
+    assert load.load_model("smollm2").label
+
+
+def test_too_little_disk_is_said_before_the_conversion(
+    cache: Path, dequantised: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10**6))
+    with pytest.raises(UnavailableError, match=r"545 MB needed, 1 MB free"):
+        load.load_model("smollm2")
+    assert not dequantised
+
+
+def test_a_tokenizer_that_begins_every_text(tmp_path: Path) -> None:
+    """The begin token survives saving, and a prompt without a template has it as text."""
+    path = save(tmp_path / "mine", template=None)
+    tokenizer = tiny_tokenizer(None)
+    tokenizer.add_special_tokens({"bos_token": "<pad>"})
+    converting.put_bos_in_front(tokenizer)
+    tokenizer.save_pretrained(path)
+    loaded = load.load_model(path)
+    assert loaded.tokenizer("a b").input_ids == [0, 2, 3]
+    assert loaded.tokenizer("a", "b").input_ids == [0, 2, 0, 3]
+    assert loaded.prompt("a b") == "<pad>a b"
+    assert loaded.tokenizer(loaded.prompt("a b"), add_special_tokens=False).input_ids == [0, 2, 3]

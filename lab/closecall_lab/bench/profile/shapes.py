@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from closecall.models import catalogue as panel
+from closecall.models.entry import Entry
 from closecall.models.shapes import SHAPES, Shape
 from closecall.models.shapes import shape as gpu_shape
 from closecall.registry import unknown
@@ -26,7 +27,7 @@ def shape(name: str) -> Shape:
         raise unknown("shape", name, {*SHAPES, *ALIASES}) from None
 
 
-def entry(found: Shape) -> panel.Entry:
+def entry(found: Shape) -> Entry:
     return panel.get(found.name)
 
 
