@@ -19,6 +19,8 @@ ATTENTION = {"contexts": "4k,8k,16k,32k,64k,128k", "dims": "128,64", "threads": 
 ATTENTION_QUICK = {"contexts": "2k,4k,8k,16k", "dims": "128", "threads": "1", "seconds": 4.0}
 DECODE = {"contexts": "4k,16k,32k,64k,128k", "dims": "128", "threads": "1,all", "seconds": 3.0}
 DECODE_QUICK = {"contexts": "4k,16k", "dims": "128", "threads": "1,all", "seconds": 1.0}
+GROWTH = {"contexts": "8k,16k,32k,64k,128k,256k,512k,1024k", "dims": "128", "threads": "1", "seconds": 20.0}
+GROWTH_QUICK = {"contexts": "8k,16k,32k", "dims": "128", "threads": "1", "seconds": 4.0}
 PREFILL = {"contexts": "2k,4k,8k", "threads": "all", "seconds": 60.0}
 PREFILL_QUICK = {"contexts": "1k,2k", "threads": "all", "seconds": 10.0}
 
@@ -180,7 +182,30 @@ def _prefill(benchmarks: Benchmarks) -> None:
     parser.set_defaults(run=run)
 
 
-BENCHMARKS = (_attention, _decode, _prefill)
+def _growth(benchmarks: Benchmarks) -> None:
+    parser = benchmarks.add_parser(
+        "growth",
+        help="time, memory and selection's share from 8K to a million tokens",
+        description="Times selection and attention over whole prompts, and measures their memory, from 8K to a\n"
+        "million tokens, and fits exponents. Dense attention of long prompts, which would take hours, is measured on\n"
+        "fewer rows and multiplied, and marked so. Finished cells are kept: the same command goes on.",
+    )
+    _shared(parser, GROWTH, GROWTH_QUICK)
+    _tensors(parser, GROWTH, GROWTH_QUICK, heads=4, kv=1)
+    _policies(parser, names="router-on-quest:pool=8,auto:pool=8", budget=33)
+
+    def run(args: argparse.Namespace) -> None:
+        from . import growth, runner
+        from .profile import variants
+
+        listed = variants.read(args.policies, (count("--budget")(args.budget),), dense=False)
+        bench = growth.GrowthBench(variants=listed, **_grid(args, GROWTH, GROWTH_QUICK))
+        runner.run(bench, args.out, fresh=args.fresh)
+
+    parser.set_defaults(run=run)
+
+
+BENCHMARKS = (_attention, _decode, _prefill, _growth)
 
 
 def add(benchmarks: Benchmarks) -> None:

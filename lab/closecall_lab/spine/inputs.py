@@ -31,23 +31,23 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, grouped: bool) -> Tens
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
 
-def _sdpa_forms(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], Tensor]]:
+def _sdpa_forms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable[[], Tensor]]:
     """The ways to give SDPA grouped heads without copying keys in the timed call."""
     group = q.shape[1] // k.shape[1]
-    forms = {"enable_gqa": lambda: _flash(q, k, v, q.shape[2] > 1, True)}
+    forms = {"enable_gqa": lambda: _flash(q, k, v, causal and q.shape[2] > 1, True)}
     if q.shape[2] == 1:  # one row: the heads of a group can be the rows of one head
         rows = q.view(q.shape[0], k.shape[1], group, q.shape[3])
         forms["group as rows"] = lambda: _flash(rows, k, v, False, False)
     elif k.shape[1] == 1:
         wide_k, wide_v = (x.expand(-1, group, -1, -1) for x in (k, v))
-        forms["expanded views"] = lambda: _flash(q, wide_k, wide_v, True, False)
+        forms["expanded views"] = lambda: _flash(q, wide_k, wide_v, causal, False)
     return forms
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Callable[[], Tensor]]:
-    """torch's flash kernel on these tensors, causal and aligned to the end, in the form that is faster here."""
+def sdpa(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> tuple[str, Callable[[], Tensor]]:
+    """torch's flash kernel on these tensors, in the form that is faster here; causal over whole prompts, or not."""
     rows = q.shape[2] if q.shape[2] == 1 else PROBE_KEYS
-    trial = _sdpa_forms(q[:, :, :rows], k[:, :, :PROBE_KEYS], v[:, :, :PROBE_KEYS])
+    trial = _sdpa_forms(q[:, :, :rows], k[:, :, :PROBE_KEYS], v[:, :, :PROBE_KEYS], causal)
     taken: dict[str, list[float]] = {name: [] for name in trial}
     for _ in range(7):
         for name, call in trial.items():
@@ -55,7 +55,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Callable[[], Tensor]]:
             call()
             taken[name].append(time.perf_counter() - begin)
     best = min(taken, key=lambda name: statistics.median(taken[name]))
-    return best, _sdpa_forms(q, k, v)[best]
+    return best, _sdpa_forms(q, k, v, causal)[best]
 
 
 def flops(selection: Selection | None, geometry: Geometry, heads: int, dim: int, value_dim: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 from closecall import info
 from closecall.models.shapes import Shape
 from closecall_lab.bench import runner
-from closecall_lab.bench.profile import growth, report, shapes
+from closecall_lab.bench.profile import report, shapes
 from closecall_lab.bench.profile.parts import PARTS, elsewhere, function
 from closecall_lab.bench.profile.shape_run import LINEAR, REST, Factors, ShapeProfile, multiply
 from closecall_lab.bench.profile.shapes import Measured
@@ -146,18 +146,6 @@ def test_what_amdahl_allows() -> None:
 
 
 @pytest.mark.usefixtures("no_memory")
-def test_growth(small: Shape, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    variants = read("quest", (BUDGET,), dense=False)
-    bench = growth.GrowthBench(small, (512, 768, 1024), ("fp32",), variants, (1,), 2, q_heads=2, kv_heads=1)
-    runner.run(bench, tmp_path)
-    said = capsys.readouterr().out
-    assert "2 query heads on 1 key head of llama-3.1-8b's head dim 16" in said
-    assert "fitted over 512 to 1K" in said
-    assert [r["cell"]["context"] for r in records(tmp_path / "growth.json")] == [512, 768, 1024]
-    assert {p.name for p in tmp_path.iterdir()} == {f"growth.{kind}" for kind in ("json", "md", "png", "svg")}
-
-
-@pytest.mark.usefixtures("no_memory")
 def test_the_report_of_files(
     command: Command, small: Shape, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,14 +153,11 @@ def test_the_report_of_files(
     monkeypatch.setattr(runner, "_plot", lambda *_: [])
     given = ("--policies", "topk", "--budget", BUDGET, "--dtypes", "fp32", *SHORT, "--out", tmp_path)
     assert command("profile", "--shape", "llama-3-8b", "--contexts", "256,512", "--rows", 64, *given) == 0
-    assert command("profile", "--growth", "--shape", "llama-3-8b", "--contexts", "512,1k", *given) == 0
     capsys.readouterr()
-    files = ",".join(str(tmp_path / f"{kind}-llama-3.1-8b.json") for kind in ("profile", "growth"))
-    assert command("profile", "--report", files) == 0
+    assert command("profile", "--report", tmp_path / "profile-llama-3.1-8b.json") == 0
     said = capsys.readouterr().out
     assert said.startswith("## Prefill of one layer of llama-3.1-8b's dimensions, random weights x 3: ")
     assert "\n### Where the time goes\n" in said
-    assert "\n## Cost growth, 3 query heads on 1 key head" in said
 
     assert command("profile", "--report", tmp_path / "none.json") == 2
     assert "no such file" in capsys.readouterr().err
@@ -211,14 +196,12 @@ def test_the_paper_stands_beside() -> None:
     [
         ((), "name either --model or --shape"),
         (("--model", "probe", "--shape", "llama-3-8b"), "name either --model or --shape"),
-        (("--model", "probe", "--growth"), "--growth follows the heads of a shape"),
         (("--shape", "lama-3-8b"), "did you mean 'llama-3-8b'?"),
         (("--shape", "llama-3-8b", "--policies", "qest"), "did you mean 'quest'?"),
         (("--shape", "llama-3-8b", "--rounds", "0"), "--rounds takes whole numbers"),
         (("--shape", "llama-3-8b", "--dtypes", "fp31"), "did you mean 'fp32'?"),
         (("--shape", "llama-3-8b", "--head-groups", "9"), "has 8 key heads"),
         (("--shape", "llama-3-8b", "--contexts", "4096k", "--device", "cpu"), "bytes of memory"),
-        (("--shape", "llama-3-8b", "--growth", "--dense-heads", "1"), "--dense-heads: growth is of policies"),
         (("--model", "probe", "--dtypes", "fp32,bf16"), "run the command once for each"),
     ],
 )

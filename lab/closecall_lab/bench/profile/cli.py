@@ -30,7 +30,6 @@ examples:
   closecall profile --model smollm2 --contexts 2k,4k,8k --budget 8
   closecall profile --shape qwen2.5-7b-1m --contexts 32k,64k,128k --dense-heads 1 --rounds 3 --threads 1
   closecall profile --shape llama-3-8b --contexts 8k --head-groups all --rows all    a whole layer, in one piece
-  closecall profile --growth --shape qwen2.5-7b-1m --query-heads 2                   8K to 256K, with exponents
   closecall profile --report out/profile/profile-qwen2.5-7b-1m.json                  what is there, as Markdown
 """
 PARETO = """\
@@ -68,11 +67,10 @@ def add_profile(commands: Commands) -> None:
     parser.add_argument(
         "--shape", metavar="NAME", help="qwen2.5-7b-1m, qwen2.5-14b, mistral-nemo, qwen3.6-35b-a3b or llama-3-8b"
     )
-    parser.add_argument("--growth", action="store_true", help="attention + selection over context, and its exponent")
     parser.add_argument("--report", metavar="FILE,...", help="print these results as Markdown, and measure nothing")
     parser.add_argument(
         "--contexts", "--context", metavar="N,...",
-        help="lengths, k for 1024 (--model 2k,4k,8k; --shape 32k,64k,128k; --growth 8k to 256k)",
+        help="lengths, k for 1024 (--model 2k,4k,8k; --shape 32k,64k,128k)",
     )  # fmt: skip
     parser.add_argument(
         "--policies", metavar="NAME,...", help="presets, with overrides like router:q=0.3 (topk,router,router-on-quest)"
@@ -105,9 +103,7 @@ def profile(args: argparse.Namespace) -> None:
         return
     if (args.model is None) == (args.shape is None):
         raise ValueError("name either --model or --shape: `closecall profile --shape qwen2.5-7b-1m` needs no weights")
-    if args.growth and args.shape is None:
-        raise ValueError("--growth follows the heads of a shape over context: name one with --shape")
-    make = _growth if args.growth else _shape if args.shape is not None else _model
+    make = _shape if args.shape is not None else _model
     bench = make(args)
 
     from .. import runner
@@ -117,14 +113,14 @@ def profile(args: argparse.Namespace) -> None:
     runner.run(bench, args.out, fresh=args.fresh)
 
 
-def _shared(args: argparse.Namespace, contexts: str, policies: str, *, dense: bool = True) -> dict[str, Any]:
+def _shared(args: argparse.Namespace, contexts: str, policies: str) -> dict[str, Any]:
     """What all kinds of profile take, read and checked."""
     from ..validate.device import pick
     from . import variants
 
     return {
         "contexts": counts("--contexts", args.contexts or contexts),
-        "variants": variants.read(args.policies or policies, counts("--budgets", args.budgets), dense=dense),
+        "variants": variants.read(args.policies or policies, counts("--budgets", args.budgets)),
         "threads": each("--threads", args.threads, _threads),
         "rounds": count("--rounds")(args.rounds),
         "device": pick(args.device),
@@ -171,25 +167,6 @@ def _shape(args: argparse.Namespace) -> Any:
 
     dtypes = each("--dtypes", args.dtypes or "fp32,bf16", one_of("--dtypes", TYPES))
     return ShapeProfile(shape=found, part=part, dtypes=dtypes, name=f"profile-{found.name}", **shared)
-
-
-def _growth(args: argparse.Namespace) -> Any:
-    from . import shapes
-    from .growth import GrowthBench
-
-    found = shapes.shape(args.shape)
-    shared = _shared(args, "8k,16k,32k,64k,128k,256k", "router-on-quest", dense=False)
-    if args.dense_heads is not None:
-        raise ValueError("--dense-heads: growth is of policies; name dense among --policies, or leave it out")
-    part = shapes.measured(found, **_heads(args), rows=1, context=2)
-    return GrowthBench(
-        shape=found,
-        q_heads=part.q_heads,
-        kv_heads=part.kv_heads,
-        dtypes=each("--dtypes", args.dtypes or "fp32,bf16", one_of("--dtypes", TYPES)),
-        name=f"growth-{found.name}",
-        **shared,
-    )
 
 
 def add_pareto(commands: Commands) -> None:

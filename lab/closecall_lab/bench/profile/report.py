@@ -15,7 +15,6 @@ from ...report.paper import ATTENTION_SHARE, MODELS, PARETO, PARETO_WHERE
 from ...spine.inputs import size, three_digits
 from ...spine.results import Facts, Store
 from ...spine.table import Column, Table
-from . import growth_report
 from .crossover import Crossover, crossover
 from .parts import MEANINGS, PARTS, Lap, allowed, elsewhere, function, selection
 from .variants import DENSE, UNATTACHED
@@ -278,7 +277,7 @@ def document(paths: Sequence[Path]) -> str:
             raise ValueError(f"no such file: {path}. `closecall profile ... --out {path.parent}` makes one")
         for record in Store(path).records:
             cell, machine = record["cell"], record["machine"]
-            if cell.get("what") not in ("model", "shape", "growth"):
+            if cell.get("what") not in ("model", "shape"):
                 raise ValueError(
                     f"{path} holds results of another benchmark: name a file that `closecall profile` made"
                 )
@@ -290,6 +289,5 @@ def document(paths: Sequence[Path]) -> str:
     pages = []
     for machine, measured in groups.values():
         measured.sort(key=lambda pair: (pair[0]["context"], pair[0]["threads"], pair[0]["dtype"]))
-        grown = measured[0][0]["what"] == "growth"
-        pages.append((growth_report.table if grown else walls)(machine, measured).markdown())
+        pages.append(walls(machine, measured).markdown())
     return re.sub("^#", "##", "\n".join(pages), flags=re.MULTILINE)  # to stand under a page's own title
