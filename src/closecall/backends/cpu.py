@@ -35,11 +35,14 @@ except ImportError:  # built without a compiler: why_not() says so
 
 def _share_torch_threads() -> None:
     """Lets our loops run on torch's OpenMP team (see native/pool.h), if its runtime has the GNU entry point."""
-    try:
-        entry = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-    except (OSError, AttributeError):
+    # Where a runtime was preloaded (vLLM does that), torch runs on it too: the process's own symbol comes first.
+    for library in (None, torch._C.__file__):
+        try:
+            entry = ctypes.CDLL(library).GOMP_parallel
+        except (OSError, AttributeError, TypeError):
+            continue
+        _native.share_team(ctypes.cast(entry, ctypes.c_void_p).value)
         return
-    _native.share_team(ctypes.cast(entry, ctypes.c_void_p).value)
 
 
 if _native is not None:
@@ -48,6 +51,7 @@ if _native is not None:
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORERS = {"mean": 0, "quest": 1, "box": 2, "outliers": 3}
 _AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3, "softmax": 4}
+NO_PAGES = (0, 0, 0, 0)  # all keys lie in one piece
 _MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 
 
@@ -138,7 +142,8 @@ def rank(
     def packed(masses: int, *kept: int) -> bytes:
         inputs = (*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds)
         outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
-        return _pack((*inputs, *outputs, q.shape[2], *given, *kept, *pooling, scale, torch.get_num_threads(), chosen))
+        numbers = (scale, torch.get_num_threads(), chosen)
+        return _pack((*inputs, *outputs, q.shape[2], *given, *kept, *pooling, *numbers, *NO_PAGES))
 
     kept, done = (0, 0, 0), 0
     if summaries is not None:  # before any work: it may refuse these keys
@@ -189,5 +194,5 @@ def attend(
         kept = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3], counts.data_ptr(), *counts.stride())
     views = (*_view(q), *_view(k), *_view(v), *_view(out), lse.data_ptr(), rows)
     numbers = (scale, softcap, torch.get_num_threads(), _tier())
-    _native.attend(_pack((*views, *_shape(q, k, v.shape[3]), *_tiles(geometry), *kept, *numbers)))
+    _native.attend(_pack((*views, *_shape(q, k, v.shape[3]), *_tiles(geometry), *kept, *numbers, *NO_PAGES)))
     return out, lse

@@ -18,6 +18,14 @@ struct Tiles {  // the geometry of the call: [B, T] tables, see closecall/geomet
   int64_t count, block, n_blocks;
 };
 
+// Keys and values in pages: a View's `sb` is then the step from page to page, and key x of the call lies on page
+// table[x / page], at place x % page of it. (Every sequence has its own run of table entries, so `Tiles.key` is the run's
+// first entry times `page`.) Without a table, `sb` is the step from batch row to batch row.
+struct Pages {
+  const int32_t* table;
+  int64_t page, entries, count;  // keys of a page, a whole number of blocks; entries of the table; pages there are
+};
+
 struct Shape {
   int64_t B, H, Hkv, D, Dv, dtype;
 };
@@ -34,6 +42,7 @@ struct AttendArgs {
   int64_t cb, ch, ct;
   double scale, softcap;  // softcap 0: none; else scores s become softcap * tanh(scale * s / softcap)
   int64_t threads, tier;
+  Pages pages;
 };
 
 struct RankArgs {
@@ -54,6 +63,7 @@ struct RankArgs {
   const uint8_t* every_row;  // [B, T], contiguous: tiles whose rows are not pooled, or null: none
   double scale;
   int64_t threads, tier;
+  Pages pages;          // with a table, `kept` is [pages, Hkv, blocks of a page], and blocks before the first row are there
 };
 
 struct GatherArgs {

@@ -115,34 +115,60 @@ struct TileAttention {
 
   struct Operand { const char* p; int64_t row; };  // bytes
 
+  const char* key_at(int64_t n) const { return place(tile, tile.k, tile.k_row, tile.k_page, n, item_size(args.shape.dtype)); }
+  const char* value_at(int64_t n) const { return place(tile, tile.v, tile.v_row, tile.v_page, n, item_size(args.shape.dtype)); }
+
   // Keys [first, first + n) for the first product.
   Operand keys(int64_t first, int64_t n) const {
     int64_t size = item_size(args.shape.dtype);
-    const char* p = tile.k + first * tile.k_row * size;
-    if (tile.k_dim == 1 && args.shape.D == d && (PAIRS || args.shape.dtype == F32)) return {p, tile.k_row * size};
-    if constexpr (PAIRS) {  // odd D or strided: copied as bfloat16
-      uint16_t* to = (uint16_t*)scratch.k;
-      for (int64_t j = 0; j < n; ++j)
-        for (int64_t i = 0; i < d; ++i, ++to)
-          if (i < args.shape.D) memcpy(to, p + (j * tile.k_row + i * tile.k_dim) * 2, 2); else *to = 0;
-      return {(const char*)scratch.k, d * 2};
-    } else {
-      read_rows(p, args.shape.dtype, n, tile.k_row, args.shape.D, tile.k_dim, d, scratch.k);
-      return {(const char*)scratch.k, d * 4};
+    bool there = tile.k_dim == 1 && args.shape.D == d && (PAIRS || args.shape.dtype == F32);
+    if (there && on_page(tile, first, n) == n) return {key_at(first), tile.k_row * size};
+    constexpr int64_t WIDE = PAIRS ? 2 : 4;  // odd D, strided or on two pages: copied, as bfloat16 or as floats
+    for (int64_t j = 0, here; j < n; j += here) {
+      here = on_page(tile, first + j, n - j);
+      char* to = (char*)scratch.k + j * d * WIDE;
+      if constexpr (PAIRS) copy_keys_16(key_at(first + j), here, (uint16_t*)to);
+      else read_rows(key_at(first + j), args.shape.dtype, here, tile.k_row, args.shape.D, tile.k_dim, d, (float*)to);
     }
+    return {(const char*)scratch.k, d * WIDE};
+  }
+
+  // n keys as rows of d bfloat16. Keys that lie across are turned around in pairs of coordinates.
+  void copy_keys_16(const char* p, int64_t n, uint16_t* to) const {
+    int64_t dim = args.shape.D, turned = 0;
+#ifdef CC_BF16_DOT
+    if (tile.k_row == 1 && tile.k_dim != 1 && n % LANES == 0)
+      for (; turned + 2 * LANES <= dim; turned += 2 * LANES)
+        for (int64_t j = 0; j < n; j += LANES) {
+          V x[LANES];
+          for (int i = 0; i < LANES; ++i) {
+            const char* even = p + ((turned + 2 * i) * tile.k_dim + j) * 2;
+            __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
+            __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(even + tile.k_dim * 2)));
+            x[i] = _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+          }
+          transpose(x);
+          for (int i = 0; i < LANES; ++i) _mm512_storeu_ps(to + (j + i) * d + turned, x[i]);
+        }
+#endif
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t i = turned; i < d; ++i)
+        if (i < dim) memcpy(to + j * d + i, p + (j * tile.k_row + i * tile.k_dim) * 2, 2); else to[j * d + i] = 0;
   }
 
   // Values [first, first + n) for the second product: rows of floats, or of (even key, odd key) pairs.
   Operand values(int64_t first, int64_t n) const {
     int64_t size = item_size(args.shape.dtype), dim = args.shape.Dv;
-    const char* p = tile.v + first * tile.v_row * size;
-    if (!PAIRS && args.shape.dtype == F32 && tile.v_dim == 1 && dim == dv) return {p, tile.v_row * size};
+    const char* p = value_at(first);
+    bool together = on_page(tile, first, n) == n;
+    if (!PAIRS && args.shape.dtype == F32 && tile.v_dim == 1 && dim == dv && together) return {p, tile.v_row * size};
 #ifdef CC_BF16_DOT
     if constexpr (PAIRS) {
       uint32_t* to = (uint32_t*)scratch.v;
       for (int64_t j = 0; j < n; j += 2, to += dv) {
-        const char *even = p + j * tile.v_row * 2, *odd = even + tile.v_row * 2;
         bool both = j + 1 < n;
+        const char *even = together ? p + j * tile.v_row * 2 : value_at(first + j);
+        const char* odd = together || !both ? even + tile.v_row * 2 : value_at(first + j + 1);
         int64_t i = 0;
         if (tile.v_dim == 1)
           for (; i + 16 <= dim; i += 16) {
@@ -161,7 +187,10 @@ struct TileAttention {
       return {(const char*)scratch.v, dv * 4};
     }
 #endif
-    read_rows(p, args.shape.dtype, n, tile.v_row, dim, tile.v_dim, dv, scratch.v);
+    for (int64_t j = 0, here; j < n; j += here) {
+      here = on_page(tile, first + j, n - j);
+      read_rows(value_at(first + j), args.shape.dtype, here, tile.v_row, dim, tile.v_dim, dv, scratch.v + j * dv);
+    }
     return {(const char*)scratch.v, dv * 4};
   }
 
@@ -285,7 +314,7 @@ struct TileAttention {
     int64_t size = item_size(args.shape.dtype), dim = args.shape.Dv;
     V spoilt = set1(0.0f);  // x - x is zero for a number and NaN for NaN and infinities, and a NaN stays in the sum
     for (int64_t j = 0; j < n; ++j) {
-      const char* p = tile.v + (first + j) * tile.v_row * size;
+      const char* p = value_at(first + j);
       int64_t i = 0;
       if (tile.v_dim == 1)
         for (; i + LANES <= dim; i += LANES) {
@@ -319,7 +348,7 @@ struct TileAttention {
         V weight = weights_of(p, j, r), hidden = hide_below(set1(0.0f), first + j - row - r * LANES);
         for (int64_t i = 0; i < args.shape.Dv; ++i) {
           float* at = o + i * GROUP + r * LANES;
-          float x = read_one(tile.v + ((first + j) * tile.v_row + i * tile.v_dim) * size, args.shape.dtype);
+          float x = read_one(value_at(first + j) + i * tile.v_dim * size, args.shape.dtype);
           V before = load(at);
           store(at, where_equal(hidden, set1(-INF), before, fma(weight, set1(x), before)));
         }
@@ -332,10 +361,11 @@ struct TileAttention {
     Operand k = keys(first, count), v = values(first, count);
     // The next keys come in during the first products, the next values during the second ones.
     int64_t calls = groups * most(1, count / KEYS_AT_ONCE) * most(1, d / M::DEPTH / DEPTH_PER_FETCH);
-    Fetch next_k{tile.k + next * tile.k_row * size, tile.k_row * size, d * size, next_count};
-    next_k.lines = (next_count * ((d * size + 63) / 64) + calls - 1) / calls;
+    Fetch next_k{next_count ? key_at(next) : nullptr, tile.k_row * size, d * size, next_count};
+    if (tile.k_row == 1) next_k.row_step = tile.k_dim * size, next_k.row_bytes = next_count * size, next_k.rows = d;
+    next_k.lines = (next_k.rows * ((next_k.row_bytes + 63) / 64) + calls - 1) / calls;
     calls = groups * most(1, dims_first / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
-    Fetch next_v{tile.v + next * tile.v_row * size, tile.v_row * size, dv * size, next_count};
+    Fetch next_v{next_count ? value_at(next) : nullptr, tile.v_row * size, dv * size, next_count};
     next_v.lines = (next_count * ((dv * size + 63) / 64) + calls - 1) / calls;
     for (int64_t g = 0; g < groups; ++g) {
       int64_t row = pos + g * GROUP;

@@ -16,6 +16,13 @@ inline int64_t item_size(int64_t dtype) { return dtype == F32 ? 4 : 2; }
 constexpr float INF = __builtin_inff(), NOT_A_NUMBER = __builtin_nanf(""), LARGEST = __FLT_MAX__;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
+// Row n of a sequence's keys or values, `row` and `page` elements apart.
+inline const char* place(const Rows& t, const char* base, int64_t row, int64_t page, int64_t n, int64_t size) {
+  return base + (t.pages ? t.pages[n / t.page] * page + n % t.page * row : n * row) * size;
+}
+// How many of n rows from `first` on lie on its page.
+inline int64_t on_page(const Rows& t, int64_t first, int64_t n) { return t.pages ? least(n, t.page - first % t.page) : n; }
+
 // Carves aligned pieces from one scratch allocation; with a null base it only counts the bytes.
 struct Arena {
   char* base;
@@ -56,8 +63,26 @@ inline void read_row(const char* p, int64_t dtype, int64_t dim, int64_t step, in
   for (; d < padded; ++d) to[d] = 0;
 }
 
+// Rows that lie across, with neighbouring rows side by side in memory: turned around LANES by LANES.
+inline void read_across(const char* p, int64_t dtype, int64_t rows, int64_t dim, int64_t step, int64_t padded, float* to) {
+  int64_t size = item_size(dtype), r = 0;
+  for (; r + LANES <= rows; r += LANES) {
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES) {
+      V x[LANES];
+      for (int i = 0; i < LANES; ++i) x[i] = load_any(p + ((d + i) * step + r) * size, dtype);
+      transpose(x);
+      for (int i = 0; i < LANES; ++i) store(to + (r + i) * padded + d, x[i]);
+    }
+    for (; d < padded; ++d)
+      for (int i = 0; i < LANES; ++i) to[(r + i) * padded + d] = d < dim ? read_one(p + (d * step + r + i) * size, dtype) : 0;
+  }
+  for (; r < rows; ++r) read_row(p + r * size, dtype, dim, step, padded, to + r * padded);
+}
+
 inline void read_rows(const char* p, int64_t dtype, int64_t rows, int64_t row_step, int64_t dim, int64_t step,
                       int64_t padded, float* to) {
+  if (row_step == 1 && step != 1) return read_across(p, dtype, rows, dim, step, padded, to);
   for (int64_t r = 0; r < rows; ++r) read_row(p + r * row_step * item_size(dtype), dtype, dim, step, padded, to + r * padded);
 }
 

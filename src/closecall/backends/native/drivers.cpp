@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
@@ -55,6 +56,11 @@ struct Tile {
   int64_t end() const { return pos + rows; }
 };
 
+// Key n of the call, for one key head.
+const char* key_at(const View& v, const Pages& pages, int64_t size, int64_t b, int64_t h, int64_t n) {
+  return pages.table ? at(v, size, pages.table[n / pages.page], h, n % pages.page) : at(v, size, b, h, n);
+}
+
 std::vector<Tile> real_tiles(const Tiles& g, int64_t batch) {
   std::vector<Tile> list;
   for (int64_t b = 0; b < batch; ++b)
@@ -64,6 +70,20 @@ std::vector<Tile> real_tiles(const Tiles& g, int64_t batch) {
     }
   return list;
 }
+
+// Whether all keys that the tiles see lie on pages that there are.
+bool pages_are_sound(const Pages& p, const std::vector<Tile>& tiles, int64_t block) {
+  if (!p.table) return true;
+  if (p.page < 1 || p.page % block) return false;
+  for (const Tile& tile : tiles) {
+    int64_t first = tile.key / p.page, last = first + (tile.end() + p.page - 1) / p.page;
+    if (tile.key % p.page || tile.key < 0 || last > p.entries) return false;
+    for (int64_t i = first; i < last; ++i)
+      if (p.table[i] < 0 || p.table[i] >= p.count) return false;
+  }
+  return true;
+}
+constexpr const char* BAD_PAGES = "the block table names pages that are not there";
 
 // An attention item: a tile and the query heads it is computed for.
 struct Item {
@@ -80,8 +100,11 @@ Rows rows_of(const AttendArgs& a, const Tile& tile, int64_t head, int64_t heads)
   r.q = at(a.q, size, tile.b, head, tile.row);
   r.q_row = a.q.sn, r.q_head = a.q.sh, r.q_dim = a.q.sd;
   r.rows = tile.rows, r.heads = heads, r.pos = tile.pos;
-  r.k = at(a.k, size, tile.b, shared, tile.key), r.k_row = a.k.sn, r.k_dim = a.k.sd;
-  r.v = at(a.v, size, tile.b, shared, tile.key), r.v_row = a.v.sn, r.v_dim = a.v.sd;
+  bool paged = a.pages.table;
+  r.k = at(a.k, size, paged ? 0 : tile.b, shared, paged ? 0 : tile.key), r.k_row = a.k.sn, r.k_dim = a.k.sd;
+  r.v = at(a.v, size, paged ? 0 : tile.b, shared, paged ? 0 : tile.key), r.v_row = a.v.sn, r.v_dim = a.v.sd;
+  r.pages = paged ? a.pages.table + tile.key / a.pages.page : nullptr;
+  r.page = a.pages.page, r.k_page = a.k.sb, r.v_page = a.v.sb;
   r.idx = a.kv_idx ? a.kv_idx + tile.b * a.ib + head * a.ih + tile.t * a.it : nullptr;
   r.count = visible;
   if (r.idx) r.count = std::min<int64_t>({a.counts[tile.b * a.cb + head * a.ch + tile.t * a.ct], a.width, visible});
@@ -120,8 +143,10 @@ const char* run_attend(const AttendArgs& a) {
   int64_t group = s.H / s.Hkv;
   std::vector<Item> items;
   double work = 0;
+  std::vector<Tile> tiles = real_tiles(a.tiles, s.B);
+  if (!pages_are_sound(a.pages, tiles, a.tiles.block)) return BAD_PAGES;
   // Few rows: all heads that share keys go together where they keep the same blocks.
-  for (const Tile& tile : real_tiles(a.tiles, s.B)) {
+  for (const Tile& tile : tiles) {
     bool few = tile.rows <= FEW_ROWS;
     int64_t together = few && !a.kv_idx ? group : 1;
     for (int64_t h = 0; h < s.H; h += together) {
@@ -176,49 +201,110 @@ int64_t run_summary_bytes(const RankArgs& a) {
   return kernels ? kernels->summary_bytes(a) : 0;
 }
 
+namespace {
+
+// A sequence of a call: its keys, the position of its first row, and the place of its first block's summary.
+struct Sequence { int64_t b, key, keys, first, place; };
+
+struct Summarised {
+  std::vector<Sequence> sequences;
+  std::vector<int64_t> sequence_of;  // of each tile
+  int64_t blocks = 0;                // of all sequences
+  Buffer<char> own;                  // [Hkv, blocks], where nothing is kept row by row
+};
+
+void find_sequences(const std::vector<Tile>& tiles, int64_t block, Summarised& found) {
+  found.sequence_of.resize(tiles.size());
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const Tile& tile = tiles[i];
+    if (i == 0 || tiles[i - 1].sequence != tile.sequence) found.sequences.push_back({tile.b, tile.key, 0, tile.pos, 0});
+    found.sequences.back().keys = tile.end();
+    found.sequence_of[i] = (int64_t)found.sequences.size() - 1;
+  }
+  for (Sequence& q : found.sequences) {
+    q.place = found.blocks;
+    found.blocks += (q.keys + block - 1) / block;
+  }
+}
+
+// Summaries kept in pages: of a block that is complete before the first row they are there already; of one that a row of
+// this call completed they are written.
+char* in_page(const RankArgs& a, int64_t bytes, const Sequence& q, int64_t head, int64_t b) {
+  int64_t key = q.key + b * a.tiles.block, per_page = a.pages.page / a.tiles.block;
+  int64_t page = a.pages.table[key / a.pages.page], within = key % a.pages.page / a.tiles.block;
+  return a.kept + ((page * a.shape.Hkv + head) * per_page + within) * bytes;
+}
+
+// Every block from from(sequence) on is given to make(sequence, head, block, its keys), a few at a time to each thread.
+template <class From, class Make>
+void each_block(const RankArgs& a, const std::vector<Sequence>& sequences, From from, Make make) {
+  const Shape& s = a.shape;
+  int64_t block = a.tiles.block;
+  struct Piece { int64_t sequence, head, first, last; };
+  std::vector<Piece> pieces;
+  double work = 0;
+  for (size_t q = 0; q < sequences.size(); ++q) {
+    int64_t first = from(sequences[q]), n = (sequences[q].keys + block - 1) / block;
+    for (int64_t h = 0; h < s.Hkv; ++h)
+      for (int64_t b = first; b < n; b += 32) pieces.push_back({(int64_t)q, h, b, std::min(b + 32, n)});
+    work += (double)(sequences[q].keys - first * block) * (double)(s.Hkv * s.D);
+  }
+  parallel_for((int64_t)pieces.size(), useful_threads(a.threads, work), [&](int64_t i, int64_t) {
+    const Piece& p = pieces[i];
+    const Sequence& q = sequences[p.sequence];
+    for (int64_t b = p.first; b < p.last; ++b) make(q, p.head, b, std::min(block, q.keys - b * block));
+  });
+}
+
+}  // namespace
+
+const char* run_update(const RankArgs& a) {
+  const Kernels* kernels = tier(a.tier);
+  if (!kernels) return "no such tier";
+  if (!a.pages.table || !a.kept) return "only summaries in pages are updated by themselves";
+  int64_t size = item_size(a.shape.dtype), block = a.tiles.block, bytes = kernels->summary_bytes(a);
+  std::vector<Tile> tiles = real_tiles(a.tiles, a.shape.B);
+  if (!pages_are_sound(a.pages, tiles, block)) return BAD_PAGES;
+  Summarised found;
+  find_sequences(tiles, block, found);
+  auto from = [&](const Sequence& q) { return q.first / block; };
+  each_block(a, found.sequences, from, [&](const Sequence& q, int64_t head, int64_t b, int64_t n) {
+    if (n < block) return;
+    kernels->summarise(a, key_at(a.k, a.pages, size, q.b, head, q.key + b * block), n, in_page(a, bytes, q, head, b));
+  });
+  return nullptr;
+}
+
 const char* run_rank(const RankArgs& a) {
   const Kernels* kernels = tier(a.tier);
   if (!kernels) return "no such tier";
   const Shape& s = a.shape;
   int64_t size = item_size(s.dtype), block = a.tiles.block, bytes = kernels->summary_bytes(a);
   std::vector<Tile> tiles = real_tiles(a.tiles, s.B);
-  // The sequences of the call, each with the place of its first block's summary.
-  struct Sequence { int64_t b, key, keys, place; };
-  std::vector<Sequence> sequences;
-  std::vector<int64_t> sequence_of(tiles.size());
-  int64_t blocks = 0;
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    const Tile& tile = tiles[i];
-    if (i == 0 || tiles[i - 1].sequence != tile.sequence) sequences.push_back({tile.b, tile.key, 0, 0});
-    sequences.back().keys = tile.end();
-    sequence_of[i] = (int64_t)sequences.size() - 1;
-  }
-  for (Sequence& q : sequences) {
-    int64_t n = (q.keys + block - 1) / block;
-    if (a.kept && (q.key != 0 || n > a.room || a.done < 0 || a.done > q.keys / block)) return "the kept summaries do not fit";
-    q.place = blocks;
-    blocks += n;
-  }
-  Buffer<char> own = buffer<char>(a.kept ? 0 : blocks * s.Hkv * bytes);
+  if (!pages_are_sound(a.pages, tiles, block)) return BAD_PAGES;
+  Summarised found;
+  find_sequences(tiles, block, found);
+  const std::vector<Sequence>& sequences = found.sequences;
+  const std::vector<int64_t>& sequence_of = found.sequence_of;
+  bool in_pages = a.kept && a.pages.table, in_rows = a.kept && !in_pages;
+  if (in_rows)
+    for (const Sequence& q : sequences)
+      if (q.key != 0 || (q.keys + block - 1) / block > a.room || a.done < 0 || a.done > q.keys / block)
+        return "the kept summaries do not fit";
+  found.own = buffer<char>(in_rows ? 0 : found.blocks * s.Hkv * bytes);
   auto summary = [&](int64_t head, const Sequence& q, int64_t b) {
-    return a.kept ? a.kept + ((q.b * s.Hkv + head) * a.room + b) * bytes : own.get() + (head * blocks + q.place + b) * bytes;
+    return in_rows ? a.kept + ((q.b * s.Hkv + head) * a.room + b) * bytes
+                   : found.own.get() + (head * found.blocks + q.place + b) * bytes;
   };
-
-  int64_t done = a.kept ? a.done : 0;
-  struct Piece { int64_t sequence, head, first, last; };
-  std::vector<Piece> pieces;
-  for (size_t q = 0; q < sequences.size(); ++q)
-    for (int64_t h = 0; h < s.Hkv; ++h)
-      for (int64_t b = done, n = (sequences[q].keys + block - 1) / block; b < n; b += 32)
-        pieces.push_back({(int64_t)q, h, b, std::min(b + 32, n)});
-  double key_work = 0;
-  for (const Sequence& q : sequences) key_work += (double)(q.keys - done * block) * (double)(s.Hkv * s.D);
-  parallel_for((int64_t)pieces.size(), useful_threads(a.threads, key_work), [&](int64_t i, int64_t) {
-    const Piece& p = pieces[i];
-    const Sequence& q = sequences[p.sequence];
-    for (int64_t b = p.first; b < p.last; ++b)
-      kernels->summarise(a, at(a.k, size, q.b, p.head, q.key + b * block), std::min(block, q.keys - b * block),
-                         summary(p.head, q, b));
+  auto from = [&](const Sequence&) { return in_rows ? a.done : 0; };
+  each_block(a, sequences, from, [&](const Sequence& q, int64_t head, int64_t b, int64_t n) {
+    char* to = summary(head, q, b);
+    if (in_pages && b < q.first / block) {
+      std::memcpy(to, in_page(a, bytes, q, head, b), bytes);
+      return;
+    }
+    kernels->summarise(a, key_at(a.k, a.pages, size, q.b, head, q.key + b * block), n, to);
+    if (in_pages && n == block) std::memcpy(in_page(a, bytes, q, head, b), to, bytes);
   });
 
   int64_t group = s.H / s.Hkv;

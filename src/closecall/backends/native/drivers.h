@@ -9,6 +9,8 @@ const char* tier_name(int tier);
 // Each returns null, or what went wrong.
 const char* run_attend(const AttendArgs&);
 const char* run_rank(const RankArgs&);
+// Only the summaries of complete blocks that the call's rows lie in, into pages.
+const char* run_update(const RankArgs&);
 // Bytes of one block's summary; 0 if there is no such tier.
 int64_t run_summary_bytes(const RankArgs&);
 const char* run_gather(const GatherArgs&);

@@ -124,7 +124,8 @@ void attend_few(const AttendArgs& args, const Rows& tile, int64_t from, int64_t 
       int64_t low = block * tile.block, high = least(low + tile.block, tile.pos + tile.rows);
       for (int64_t first = low; first < high; first += STEP) {
         int64_t count = least(STEP, high - first);
-        const char *k = tile.k + first * tile.k_row * size, *v = tile.v + first * tile.v_row * size;
+        const char* k = place(tile, tile.k, tile.k_row, tile.k_page, first, size);
+        const char* v = place(tile, tile.v, tile.v_row, tile.v_page, first, size);
         int64_t k_row = d, v_row = dv;
         if (k_there) k_row = tile.k_row;
         else read_rows(k, shape.dtype, count, tile.k_row, shape.D, tile.k_dim, d, scratch.k);

@@ -77,6 +77,7 @@ PyObject* share(PyObject*, PyObject* address) {
 PyMethodDef methods[] = {
     {"attend", call<AttendArgs, run_attend>, METH_O, "attend(packed AttendArgs)"},
     {"rank", call<RankArgs, run_rank>, METH_O, "rank(packed RankArgs)"},
+    {"update", call<RankArgs, run_update>, METH_O, "update(packed RankArgs): only the summaries, into pages"},
     {"summary_bytes", summary_bytes, METH_O, "summary_bytes(packed RankArgs): of one block"},
     {"gather", call<GatherArgs, run_gather>, METH_O, "gather(packed GatherArgs)"},
     {"tiers", tiers, METH_NOARGS, "Names of the tiers this machine can run, best first."},

@@ -19,6 +19,8 @@ struct Rows {
   int64_t pos;                   // position of the first row
   const char *k, *v;             // first key of the sequence, for this key head
   int64_t k_row, k_dim, v_row, v_dim;
+  const int32_t* pages;          // of the sequence, or null: all keys lie in one piece
+  int64_t page, k_page, v_page;  // keys of a page; steps from page to page
   const int32_t* idx;            // kept blocks, or null for every visible one
   int64_t count;                 // how many
   int64_t block;

@@ -1,0 +1,133 @@
+"""The native CPU kernels over pages: keys and values are read where they lie, in any strides.
+
+Same kernels, same steps, same order of additions as over one piece of memory, so the results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..geometry import Geometry
+from ..pages import Plan
+from ..policy import Policy
+from ..ranking import Ranked
+from ..scorers.box import Box
+from ..scorers.outliers import Outliers
+from ..scorers.reductions import NORMALISED
+from ..selection import Selection
+from . import cpu
+
+
+def has_kernel(policy: Policy, dim: int) -> bool:
+    """Whether blocks can be ranked natively."""
+    too_wide = isinstance(policy.scorer, Outliers) and dim > cpu._MOST_DIM
+    return policy.scorer is not None and cpu._has_kernel(policy) and not too_wide
+
+
+def _where(plan: Plan, k_pages: Tensor) -> tuple[int, ...]:
+    """struct Pages of native/args.h."""
+    return (plan.table.data_ptr(), plan.page, plan.table.numel(), k_pages.shape[0])
+
+
+def _rank_args(
+    q: Tensor,
+    k_pages: Tensor,
+    policy: Policy,
+    geometry: Geometry,
+    plan: Plan,
+    scale: float,
+    width: int,
+    outputs: tuple[int, int, int, int],
+    store: Tensor | None,
+    every_row: Tensor | None = None,
+) -> bytes:
+    scorer = policy.scorer
+    assert scorer is not None
+    kinds = (cpu._SCORERS[scorer.name], cpu._AGGREGATES[policy.aggregate], policy.sinks, width)
+    shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
+    outliers = scorer.m if isinstance(scorer, Outliers) else 0
+    inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._shape(q, k_pages, 0), *cpu._tiles(geometry), *kinds)
+    kept = (0 if store is None else store.data_ptr(), 0, 0)
+    pooling = (policy.pool, policy.tile // policy.pool, 0 if every_row is None else every_row.data_ptr())
+    numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
+    return cpu._pack((*inputs, *outputs, q.shape[2], shrink, outliers, *kept, *pooling, *numbers))
+
+
+def summary_bytes(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> int:
+    """Bytes of one block's summary."""
+    packed = _rank_args(q, k_pages, policy, geometry, plan, 1.0, 0, (0, 0, 0, 0), None)
+    return int(cpu._native.summary_bytes(packed))
+
+
+def update(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, store: Tensor) -> None:
+    """Writes the summaries of the blocks that the geometry's rows complete."""
+    cpu._native.update(_rank_args(q, k_pages, policy, geometry, plan, 1.0, 0, (0, 0, 0, 0), store))
+
+
+def rank(
+    q: Tensor,
+    k_pages: Tensor,
+    policy: Policy,
+    geometry: Geometry,
+    plan: Plan,
+    scale: float,
+    told: Tensor,
+    store: Tensor | None = None,
+) -> Ranked:
+    """The ranking of `cpu.rank`, for a rule that is told of the sequences `told`.
+
+    With a store, blocks that were complete before the first row are not read again.
+    """
+    width = policy.rule.limit(geometry.n_blocks)
+    shape = (1, q.shape[1], geometry.n_tiles, width)
+    order, scores = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
+    limits = policy.rule.limits(told, geometry.n_blocks)
+    every_row = policy.rule.every_row(told) if policy.pool > 1 else None
+    single = None if every_row is None else every_row.to(torch.uint8).contiguous()
+    far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
+    forced = _forced_mass(q, k_pages, geometry, plan, scale, policy.sinks) if policy.aggregate in NORMALISED else None
+    masses = 0 if forced is None else forced.data_ptr()
+    outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
+    cpu._native.rank(_rank_args(q, k_pages, policy, geometry, plan, scale, width, outputs, store, single))
+    return Ranked(order, scores, geometry.visible, geometry.forced(policy.sinks), geometry.sequence)
+
+
+def _forced_mass(q: Tensor, k_pages: Tensor, geometry: Geometry, plan: Plan, scale: float, sinks: int) -> Tensor:
+    """As `cpu._forced_mass`: the log-sum-exp `[1, H, M]` of every row over its forced blocks."""
+    heads = q.shape[1]
+    counts = geometry.forced(sinks)[:, None]
+    shape = (1, 1, geometry.n_tiles)
+    nothing = Ranked(torch.empty(*shape, 0, dtype=torch.int32), torch.empty(*shape, 0), counts, counts, counts)
+    kv_idx = cpu.gather_kept(nothing, counts, geometry, sinks, max(1, int(counts.max())))
+    unknown = torch.empty(0)
+    kept = Selection(kv_idx.expand(-1, heads, -1, -1), counts.expand(-1, heads, -1), unknown, unknown, geometry)
+    out = q.new_empty(1, heads, q.shape[2], 8)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    attend(q, k_pages, k_pages[..., :8], kept, geometry, plan, scale, 0.0, out, lse)
+    return lse
+
+
+def attend(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    selection: Selection | None,
+    geometry: Geometry,
+    plan: Plan,
+    scale: float,
+    softcap: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
+    kept: tuple[int, ...] = (0,) * 9
+    if selection is not None:
+        kv_idx, counts = selection.kv_idx, selection.counts.to(torch.int32)
+        kv_idx = kv_idx if kv_idx.stride(3) == 1 else kv_idx.contiguous()
+        kept = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3], counts.data_ptr(), *counts.stride())
+    views = (*(x for t in (q, k_pages, v_pages, out) for x in cpu._view(t)), lse.data_ptr(), q.shape[2])
+    shape = cpu._shape(q, k_pages, v_pages.shape[3])
+    numbers = (scale, float(softcap), torch.get_num_threads(), cpu._tier())
+    packed = cpu._pack((*views, *shape, *cpu._tiles(geometry), *kept, *numbers, *_where(plan, k_pages)))
+    cpu._native.attend(packed)

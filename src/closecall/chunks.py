@@ -1,0 +1,87 @@
+"""What policies mean where prompts come in chunks: nothing that a tile keeps may depend on how its prompt was cut.
+
+An engine cuts prompts as it likes, takes prefixes from a cache and starts again after preemption. A tile then knows its
+own rows, the blocks before it and where the prompt ends; it does not know the prompt's other tiles. So:
+
+- uniform top-k, rules that pool the heads of one tile, and `top-p` or `max-ratio` with a fixed level decide tile by
+  tile: they mean the same.
+- The router's quantile compares all tiles of a prompt. It has no meaning here; thresholds that were calibrated for each
+  layer do (`closecall calibrate`), and so has an absolute one.
+- `last-tile`, and with it `auto`, protects the last tile of the *prompt*. Nobody pays for it, for the others may have
+  been computed before the prompt's end was known: the mean rises by the protected tile's extra blocks.
+- Scorers must judge a block by a summary of its keys. Those that look at other rows or at the whole prompt do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from .policy import Policy
+from .rules.base import Rule
+from .rules.dense import Dense
+from .rules.last_tile import LastTile
+from .rules.per_head import PerHead
+from .rules.pooled import Pooled
+from .rules.router import Router
+from .rules.topk import TopK
+from .scorers.base import Scorer
+from .triggers.absolute import Absolute
+from .triggers.calibrated import Calibrated
+
+
+def chunk_proof(policy: Policy) -> Policy:
+    """The policy as it must be for prompts in chunks, or a ValueError that says why there is none."""
+    scorer = policy.scorer
+    if scorer is not None and type(scorer).scan is not Scorer.scan:
+        raise ValueError(
+            f"scorer {scorer.name!r} looks at more than a tile's rows and block summaries, so what it says depends "
+            "on how a prompt is cut into chunks: use mean, quest, box or outliers"
+        )
+    if policy.tile % policy.block:
+        raise ValueError(
+            f"tile {policy.tile} is no multiple of block {policy.block}: what a tile's own blocks hold would depend on "
+            f"how a prompt is cut into chunks: use tile={policy.block * -(-policy.tile // policy.block)}"
+        )
+    rule = _rule(policy.rule)
+    return policy if rule is policy.rule else policy.replace(rule=rule)
+
+
+def is_chunk_proof(policy: Policy) -> bool:
+    """Whether the policy, as it is, means the same however prompts are cut."""
+    try:
+        return chunk_proof(policy) is policy
+    except ValueError:
+        return False
+
+
+def _rule(rule: Rule) -> Rule:
+    if isinstance(rule, LastTile):
+        inner = _rule(rule.rule)
+        return dataclasses.replace(rule, rule=inner, pay=False) if rule.pay or inner is not rule.rule else rule
+    if isinstance(rule, Router):
+        if isinstance(rule.trigger, Calibrated | Absolute):
+            return rule
+        raise ValueError(
+            f"trigger {rule.trigger.name!r} compares all tiles of a prompt, and in chunks there is no such moment: "
+            "calibrate thresholds for this model with `closecall calibrate`, and use the policy it writes"
+        )
+    if type(rule) in (Dense, TopK, PerHead):
+        return rule
+    if isinstance(rule, Pooled) and (rule.among == "tile" or rule.fixed_level() is not None):
+        return rule
+    raise ValueError(
+        f"rule {rule.name!r} does not decide tile by tile from tile scores, and in chunks a prompt's tiles are never "
+        "seen together: use topk, last-tile, a pooled rule with among='tile', or a router with calibrated thresholds"
+    )
+
+
+def protected(rule: Rule, from_end: Tensor, sequence: Tensor) -> Tensor:
+    """int64 `[1, T]`: the sequence ids that a chunk-proof rule is told.
+
+    Rules protect the last tiles of every sequence they are told of. So the tiles that are the prompt's last ones keep
+    their sequence's id, and all others have none (-1), like tiles that do not exist.
+    """
+    tiles = rule.tiles if isinstance(rule, LastTile) else 0
+    return sequence.where(from_end < tiles, -1)

@@ -1,0 +1,332 @@
+"""The operator over paged keys and values, for engines: `select`, `attend`, `attention`, and kept block summaries.
+
+What `closecall.attention` is to tensors, `paged.attention` is to an engine's cache: any mix of whole prompts, chunks of
+prompts and decoding steps in one call, keys and values read where they lie, in any strides. On CPU the result equals
+the contiguous operator's bit for bit, and does not depend on how prompts were cut (see `closecall.chunks`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from . import backends
+from .api import check_room, covers_everything
+from .backends import paged_cpu, paged_reference
+from .checks import DTYPES, check_scale, check_softcap
+from .chunks import chunk_proof, is_chunk_proof, protected
+from .geometry import Geometry
+from .pages import Pages, Plan
+from .policy import Policy, as_policy
+from .ranking import AllHeads, Ranked, alone
+from .registry import unknown
+from .selection import Selection, select_all
+
+__all__ = ["PageSummaries", "Pages", "attend", "attention", "chunk_proof", "select"]
+
+NAMES = ("auto", "cpu", "reference")
+
+
+class PageSummaries:
+    """The block summaries of one layer's pages. Made once; every call with it keeps it up to date.
+
+    The contract: every step that writes keys into the pages comes by here once, by `select`, `attention` or `update`,
+    with the same policy. The summary of a block is written when a row completes it, so pages that are freed and used
+    again need no care: their blocks are complete only after they were written anew.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._store: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._store is None else self._store.nbytes
+
+    def store(self, q: Tensor, k_pages: Tensor, geometry: Geometry, plan: Plan) -> Tensor:
+        """uint8 `[P, Hkv, blocks of a page, bytes of a summary]`."""
+        if self._store is None or self._store.shape[:2] != k_pages.shape[:2]:
+            if self._store is not None:
+                raise ValueError(
+                    f"these summaries are of {list(self._store.shape[:2])} pages and heads, but k_pages is "
+                    f"{list(k_pages.shape)}: make new ones for other pages"
+                )
+            size = paged_cpu.summary_bytes(q, k_pages, self.policy, geometry, plan)
+            per_page = plan.page // self.policy.block
+            self._store = torch.zeros(*k_pages.shape[:2], per_page, size, dtype=torch.uint8)
+        return self._store
+
+    def update(self, q: Tensor, k_pages: Tensor, pages: Pages) -> None:
+        """The step's keys are in the pages: for steps that select nothing. `q [M, H, D]` only says how many heads."""
+        plan = pages.plan(k_pages.shape[2], self.policy.block, self.policy.tile)
+        for geometry in (plan.chosen, plan.dense):
+            self._complete(_four(q), k_pages, geometry, plan)
+
+    def _complete(self, q: Tensor, k_pages: Tensor, geometry: Geometry | None, plan: Plan) -> None:
+        if geometry is None or not paged_cpu.has_kernel(self.policy, k_pages.shape[3]):
+            return
+        block = self.policy.block
+        if bool((geometry.end // block > geometry.pos // block).any()):
+            paged_cpu.update(q, k_pages, self.policy, geometry, plan, self.store(q, k_pages, geometry, plan))
+
+
+def _four(q: Tensor) -> Tensor:
+    """`[1, H, M, D]` from `[M, H, D]`, without a copy."""
+    return q.transpose(0, 1)[None]
+
+
+def _check(q: Tensor, pages: Pages, **paged: Tensor) -> None:
+    tensors = {"q": q, **paged}
+    for name, x in tensors.items():
+        dims = 3 if name == "q" else 4
+        if not isinstance(x, Tensor) or x.ndim != dims:
+            what = "[rows, heads, dim]" if dims == 3 else "[pages, heads, page, dim]"
+            raise ValueError(f"{name} must be {what}, got {list(getattr(x, 'shape', ())) or type(x).__name__}")
+        if x.dtype != q.dtype or x.dtype not in DTYPES:
+            raise TypeError(f"{name} is {x.dtype} and q {q.dtype}: use one type, float32, bfloat16 or float16")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} but q is on {q.device}: move them to one device")
+    if not isinstance(pages, Pages):
+        raise TypeError(f"pages must be a closecall.paged.Pages, got {type(pages).__name__}")
+    if q.shape[0] != pages.bounds[-1]:
+        raise ValueError(f"q has {q.shape[0]} rows but cu_seqlens_q says {pages.bounds[-1]}")
+    k = paged["k_pages"]
+    if k.shape[3] != q.shape[2] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[1]} heads of {q.shape[2]}, k_pages {k.shape[1]} of {k.shape[3]}: head dims must be equal, "
+            "and query heads a multiple of key heads"
+        )
+    v = paged.get("v_pages")
+    if v is not None and v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v_pages {list(v.shape)} and k_pages {list(k.shape)} must agree in all but the last dim")
+
+
+def _native(backend: str, q: Tensor) -> bool:
+    """Whether the native backend runs; else the reference does."""
+    if backend not in NAMES:
+        raise unknown("paged backend", backend, NAMES)
+    if backend == "reference":
+        return False
+    problem = backends.load("cpu").why_not(_four(q))
+    if problem is not None and backend == "cpu":
+        raise ValueError(f"backend 'cpu' cannot run here: {problem}")
+    return problem is None
+
+
+def _told(policy: Policy, pages: Pages, plan: Plan, geometry: Geometry) -> Tensor:
+    """The sequences that the rule is told of."""
+    if pages.prompt_lens is None:
+        return geometry.sequence
+    if not is_chunk_proof(policy):
+        raise ValueError(
+            f"what {policy.name!r} keeps depends on how prompts are cut into chunks: use "
+            "closecall.paged.chunk_proof(policy) (or leave prompt_lens out, if every prompt comes whole)"
+        )
+    return protected(policy.rule, plan.from_end, geometry.sequence)
+
+
+def _select(
+    q: Tensor,
+    k_pages: Tensor,
+    policy: Policy,
+    pages: Pages,
+    plan: Plan,
+    scale: float,
+    native: bool,
+    all_heads: AllHeads,
+    summaries: PageSummaries | None,
+) -> Selection | None:
+    """Of the chosen tiles; None if there are none."""
+    geometry = plan.chosen
+    q4 = _four(q)
+    if summaries is not None:
+        if summaries.policy != policy:
+            raise ValueError(f"these summaries are of the policy {summaries.policy}, not of {policy}")
+        summaries._complete(q4, k_pages, plan.dense, plan)
+    if geometry is None:
+        return None
+    check_room(policy, geometry)
+    told = _told(policy, pages, plan, geometry)
+    if covers_everything(policy, geometry):
+        if summaries is not None:
+            summaries._complete(q4, k_pages, geometry, plan)
+        return select_all(geometry, q.shape[1], q.device)
+    if native and paged_cpu.has_kernel(policy, q.shape[2]):
+        store = None if summaries is None else summaries.store(q4, k_pages, geometry, plan)
+        ranked: Ranked = paged_cpu.rank(q4, k_pages, policy, geometry, plan, scale, told, store)
+    else:
+        ranked = paged_reference.rank(q4, k_pages, policy, geometry, plan, scale, told)
+    ranked = dataclasses.replace(ranked, sequence=told, all_heads=all_heads)
+    decision = policy.rule.decide(ranked)
+    width = policy.rule.limit(geometry.n_blocks)
+    chosen = backends.load("cpu" if native else "reference")
+    return Selection.made(
+        kv_idx=chosen.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
+        counts=decision.counts.to(torch.int32).contiguous(),
+        margin=decision.margin,
+        triggered=decision.triggered,
+        geometry=geometry,
+    )
+
+
+def select(
+    q: Tensor,
+    k_pages: Tensor,
+    policy: Policy | str,
+    pages: Pages,
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    all_heads: AllHeads = alone,
+    summaries: PageSummaries | None = None,
+) -> Selection | None:
+    """Which blocks the prompt tiles of a step keep; None where the step has none.
+
+    `q [M, H, D]`, the rows of all sequences; `k_pages [P, Hkv, page, D]` with any strides, this step's keys written
+    already. Rows behind a prompt's end, and prompts shorter than `pages.min_context`, are not in the selection:
+    `attend` lets them see everything. With prompt lengths in `pages` the policy must be chunk-proof. `all_heads` brings
+    in the margins of heads on other tensor-parallel ranks.
+    """
+    policy = as_policy(policy)
+    _check(q, pages, k_pages=k_pages)
+    plan = pages.plan(k_pages.shape[2], policy.block, policy.tile)
+    scale = check_scale(scale, q.shape[2])
+    return _select(q, k_pages, policy, pages, plan, scale, _native(backend, q), all_heads, summaries)
+
+
+def _attend(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    selection: Selection | None,
+    plan: Plan,
+    scale: float,
+    softcap: float,
+    native: bool,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    shape = (q.shape[0], q.shape[1], v_pages.shape[3])
+    if out is None:
+        out = q.new_zeros(shape)
+    elif tuple(out.shape) != shape or out.dtype != q.dtype or out.stride(2) != 1:
+        raise ValueError(
+            f"out must be {q.dtype} {list(shape)} with a last stride of 1, got {out.dtype} {list(out.shape)} with "
+            f"strides {out.stride()}"
+        )
+    run = paged_cpu.attend if native else paged_reference.attend
+    lse = q.new_full((1, q.shape[1], q.shape[0]), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    if plan.chosen is not None:
+        run(_four(q), k_pages, v_pages, selection, plan.chosen, plan, scale, softcap, _four(out), lse)
+    if plan.dense is not None:
+        run(_four(q), k_pages, v_pages, None, plan.dense, plan, scale, softcap, _four(out), lse)
+    return out, lse[0]
+
+
+@overload
+def attend(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, selection: Selection | None, pages: Pages, *,
+    block: int = 64, tile: int = 64, scale: float | None = None, backend: str = "auto", softcap: float = 0.0,
+    out: Tensor | None = None, return_lse: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def attend(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, selection: Selection | None, pages: Pages, *,
+    block: int = 64, tile: int = 64, scale: float | None = None, backend: str = "auto", softcap: float = 0.0,
+    out: Tensor | None = None, return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+def attend(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    selection: Selection | None,
+    pages: Pages,
+    *,
+    block: int = 64,
+    tile: int = 64,
+    scale: float | None = None,
+    backend: str = "auto",
+    softcap: float = 0.0,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact causal attention `[M, H, Dv]` over the kept blocks; over everything where nothing was selected.
+
+    `selection` is what `select` made with the same `pages`, or None for dense attention (on a grid of `block` and
+    `tile`, which a selection brings along). With `return_lse` also the log-sum-exp `[H, M]` of each row.
+    """
+    _check(q, pages, k_pages=k_pages, v_pages=v_pages)
+    check_softcap(softcap)
+    if selection is not None:
+        block, tile = selection.block, selection.tile
+    plan = pages.plan(k_pages.shape[2], block, tile)
+    if selection is not None:
+        if selection.geometry is not plan.chosen:
+            raise ValueError("the selection was made for another step: select again with these pages")
+        selection.check()
+    scale = check_scale(scale, q.shape[2])
+    result, lse = _attend(q, k_pages, v_pages, selection, plan, scale, softcap, _native(backend, q), out)
+    return (result, lse) if return_lse else result
+
+
+@overload
+def attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, policy: Policy | str, pages: Pages, *, scale: float | None = None,
+    backend: str = "auto", softcap: float = 0.0, out: Tensor | None = None, all_heads: AllHeads = alone,
+    summaries: PageSummaries | None = None, return_selection: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, policy: Policy | str, pages: Pages, *, scale: float | None = None,
+    backend: str = "auto", softcap: float = 0.0, out: Tensor | None = None, all_heads: AllHeads = alone,
+    summaries: PageSummaries | None = None, return_selection: Literal[True],
+) -> tuple[Tensor, Selection | None]: ...  # fmt: skip
+
+
+def attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    policy: Policy | str,
+    pages: Pages,
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    softcap: float = 0.0,
+    out: Tensor | None = None,
+    all_heads: AllHeads = alone,
+    summaries: PageSummaries | None = None,
+    return_selection: bool = False,
+) -> Tensor | tuple[Tensor, Selection | None]:
+    """`select` and `attend` in one call: `[M, H, Dv]`, and with `return_selection` also what was kept.
+
+    >>> import torch, closecall
+    >>> from closecall import paged
+    >>> k_pages, v_pages = torch.randn(8, 1, 64, 16), torch.randn(8, 1, 64, 16)  # [pages, heads, page, dim]
+    >>> table = torch.tensor([[5, 2, 7]], dtype=torch.int32)
+    >>> pages = paged.Pages(table, torch.tensor([0, 30]), torch.tensor([150]))  # 30 rows after 120 cached ones
+    >>> q = torch.randn(30, 2, 16)
+    >>> out = paged.attention(q, k_pages, v_pages, "dense", pages)
+    >>> k, v = (x[table[0].long()].transpose(0, 1).flatten(1, 2)[None, :, :150] for x in (k_pages, v_pages))
+    >>> torch.allclose(out, closecall.attention(q.transpose(0, 1)[None], k, v, "dense")[0].transpose(0, 1), atol=1e-5)
+    True
+    """
+    policy = as_policy(policy)
+    _check(q, pages, k_pages=k_pages, v_pages=v_pages)
+    check_softcap(softcap)
+    scale = check_scale(scale, q.shape[2])
+    native = _native(backend, q)
+    plan = pages.plan(k_pages.shape[2], policy.block, policy.tile)
+    made = None
+    if policy.rule.needs_scores:
+        made = _select(q, k_pages, policy, pages, plan, scale, native, all_heads, summaries)
+    result, _ = _attend(q, k_pages, v_pages, made, plan, scale, softcap, native, out)
+    return (result, made) if return_selection else result
