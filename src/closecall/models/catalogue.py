@@ -7,7 +7,7 @@ import pkgutil
 
 from ..registry import unknown
 from . import known
-from .entry import Entry
+from .entry import Entry, Shape
 from .source import Source
 
 
@@ -19,6 +19,8 @@ def _scan() -> tuple[Entry, ...]:
 
 
 PANEL: tuple[Entry, ...] = _scan()
+
+SHAPES: dict[str, Shape] = {known_shape.name: known_shape for entry in PANEL if (known_shape := entry.shape)}
 
 
 def names() -> tuple[str, ...]:
@@ -36,6 +38,15 @@ def get(name: str) -> Entry:
     if entry is None:
         raise unknown("model", name, names())
     return entry
+
+
+def shape(name: str) -> Shape:
+    """The dimensions of a model, by its name, its hub id, or the hub id's last part. Case does not matter."""
+    wanted = name.lower()
+    for known_shape in SHAPES.values():
+        if wanted in (known_shape.name, known_shape.hub_id.lower(), known_shape.hub_id.lower().split("/")[-1]):
+            return known_shape
+    raise unknown("model shape", name, SHAPES)
 
 
 def sources() -> dict[str, Source]:

@@ -1,4 +1,4 @@
-"""The panel as text for people: all models as a table, one in full."""
+"""The models we know as text for people: all of them as a table, one in full."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import textwrap
 from collections.abc import Sequence
 
 from .catalogue import PANEL
-from .entry import Entry
+from .entry import Entry, budget_for
+from .source import Source, sized
 
 HEADINGS = ("name", "full layers", "heads", "dim", "QK-Norm", "context", "attention", "recommended")
+FETCHED = ("`closecall get`", "download", "on disk", "licence")
 NOTE = """\
 full layers: those with full attention, which go sparse, of all. heads: query/kv. * in the paper's panel.
-`closecall models NAME` tells what is special about one. --model takes these names, any hub id, or a local directory."""
+recommended: the policy to begin with at the full context. For shorter prompts keep an eighth of the blocks again,
+budget = tokens / 1024, at least 4: {budgets}.
+`closecall models NAME` says why, and what the paper recommends. --model takes these names, a hub id, a directory."""
 
 
 def _size(count: int) -> str:
@@ -27,16 +31,30 @@ def _row(entry: Entry) -> tuple[str, ...]:
         "yes" if entry.qk_norm else "no",
         _size(entry.trained_context),
         "+".join(entry.kinds),
-        " ".join([entry.preset, *(f"{key}={value}" for key, value in entry.overrides)]),
+        entry.recommended,
     )
 
 
-def table(entries: Sequence[Entry] = PANEL) -> str:
-    """All models, a line each."""
-    rows = [HEADINGS, *map(_row, entries)]
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     head, *body = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n".join([head, "-" * len(head), *body, "", NOTE])
+    return [head, "-" * len(head), *body]
+
+
+def table(entries: Sequence[Entry] = PANEL) -> str:
+    """All models, a line each; then what can be fetched without a hub."""
+    sources = [entry.source for entry in entries if entry.source is not None]
+    fetched = [(s.name, sized(s.download_size), sized(s.disk_size), s.licence) for s in sources]
+    budgets = ", ".join(f"{_size(n)} {budget_for(n)}" for n in (4096, 8192, 16384, 32768))
+    lines = _columns([HEADINGS, *map(_row, entries)])
+    return "\n".join([*lines, "", NOTE.format(budgets=budgets), "", *_columns([FETCHED, *fetched])])
+
+
+def _fetching(source: Source) -> str:
+    return (
+        f"`closecall get {source.name}`: {sized(source.download_size)} to download, {sized(source.disk_size)} on disk; "
+        f"{source.label}"
+    )
 
 
 def describe(entry: Entry) -> str:
@@ -45,7 +63,7 @@ def describe(entry: Entry) -> str:
     layers = f"{entry.full_layers} of {entry.layers} with full attention ({' + '.join(entry.kinds)}{window})"
     norm = "yes" if entry.qk_norm else "no"
     heads = f"{entry.q_heads} query, {entry.kv_heads} kv, dim {entry.head_dim}, QK-Norm {norm}"
-    facts: list[tuple[str, str]] = [
+    facts: list[tuple[str, str | None]] = [
         ("hub id", entry.hub_id),
         ("type", entry.model_type),
         ("layers", layers),
@@ -54,8 +72,11 @@ def describe(entry: Entry) -> str:
         ("tokenizer", ", ".join(f"{k}={v}" for k, v in entry.tokenizer_options)),
         ("template", ", ".join(f"{k}={v}" for k, v in entry.template_options)),
         ("prefill", entry.choice_prefill and f'"{entry.choice_prefill}" for multiple choice'),
-        ("policy", str(entry.policy())),
+        ("get", entry.source and _fetching(entry.source)),
+        ("licence", entry.source and entry.source.licence),
+        ("policy", f"{entry.recommended} ({entry.policy()})"),
         ("why", entry.evidence),
+        ("the paper", entry.paper_recommends),
         *(("quirks", f"- {quirk}") for quirk in entry.quirks),
         *(("sources", f"- {source}") for source in entry.sources),
         *(("unverified", f"- {fact}") for fact in entry.unverified),

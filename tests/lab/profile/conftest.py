@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from closecall import cli
-from closecall.models.shapes import Shape
-from closecall.models.shapes import shape as gpu_shape
+from closecall.models.catalogue import shape as gpu_shape
+from closecall.models.entry import Shape
 from closecall_lab.bench.profile.cli import add_pareto, add_profile
 
 Command = Callable[..., int]

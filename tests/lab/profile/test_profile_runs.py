@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from closecall import info
-from closecall.models.shapes import Shape
+from closecall.models.entry import Shape
 from closecall_lab.bench import runner
 from closecall_lab.bench.profile import report, shapes
 from closecall_lab.bench.profile.parts import PARTS, elsewhere, function

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from closecall.models import catalogue as panel
-from closecall.models.shapes import Shape
+from closecall.models.entry import Shape
 from closecall_lab.bench.profile import layer
 from closecall_lab.bench.profile.parts import PARTS
 from closecall_lab.bench.profile.shape_run import LINEAR, REST, Factors, ShapeProfile, describe, factors_of, multiply

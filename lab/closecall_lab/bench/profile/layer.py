@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from closecall.info import DTYPES
-from closecall.models.shapes import Shape
+from closecall.models.entry import Shape
 
 from ...spine.inputs import SEED
 from .shapes import entry

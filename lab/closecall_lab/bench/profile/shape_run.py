@@ -14,7 +14,7 @@ import torch
 
 from closecall.backends import cpu
 from closecall.hf.attach import Handle
-from closecall.models.shapes import Shape
+from closecall.models.entry import Shape
 
 from ...spine import inputs
 from ...spine.results import Facts

@@ -1,6 +1,6 @@
 """Shapes of models by name, and what one layer of each needs in memory.
 
-Heads and layers are the panel's, widths those of `closecall.models.shapes`; only what neither has is here.
+The dimensions are those of `closecall.models`; only what it lacks is here.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from closecall.models import catalogue as panel
-from closecall.models.entry import Entry
-from closecall.models.shapes import SHAPES, Shape
-from closecall.models.shapes import shape as gpu_shape
+from closecall.models.catalogue import SHAPES
+from closecall.models.catalogue import shape as gpu_shape
+from closecall.models.entry import Entry, Shape
 from closecall.registry import unknown
 
 from ..validate.device import Device

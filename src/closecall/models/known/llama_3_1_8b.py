@@ -15,6 +15,8 @@ ENTRY = Entry(
     head_dim=128,
     qk_norm=False,
     trained_context=131_072,
+    hidden=4096,
+    intermediate=14_336,
     quirks=(
         "gated: accept the licence on the hub and run `hf auth login`",
         'the template writes "Today Date: 26 Jul 2024" unless given date_string',

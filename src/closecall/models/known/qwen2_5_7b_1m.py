@@ -15,6 +15,8 @@ ENTRY = Entry(
     head_dim=128,
     qk_norm=False,
     trained_context=262_144,
+    hidden=3584,
+    intermediate=18_944,
     in_paper=True,
     quirks=(
         "config.json claims 1,010,000 positions (the paper says trained at 1M), but past 262,144 it counts on dual "

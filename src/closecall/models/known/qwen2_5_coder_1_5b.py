@@ -55,6 +55,8 @@ ENTRY = Entry(
     head_dim=128,
     qk_norm=False,
     trained_context=32_768,
+    hidden=1536,
+    intermediate=8960,
     quirks=(
         f"here it is {SOURCE.label}: `closecall get qwen2.5-coder-1.5b` fetches it; its hub id gives the original "
         "weights",
