@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Collection, Iterable, Iterator
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
-from .registry import Component, unknown
+from .overrides import read as read_overrides
+from .registry import Component, Registry, unknown
 from .rules.base import RULES, Rule
 from .scorers.base import SCORERS, Scorer
 from .scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX
-from .triggers.base import TRIGGERS
+from .triggers.base import TRIGGERS, Trigger
 
 JSON_VERSION = 1
-
-
-C = TypeVar("C", bound=Component)
 
 
 # Every preset is a composition: the scorer's name (dense needs none) and the rule's.
@@ -36,27 +36,10 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 # top-k, but for the last tile, where most prompts have their question: that keeps twice as many, and the others pay.
 GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": 2, "give": 0.5}}
 
-# What every preset takes, whether its parts have a use for it or not, so that one sweep can run over all presets.
-COMMON = (
-    "budget", "tile_factor", "q", "rho", "block", "tile", "pool", "sinks", "trigger", "aggregate", "threshold", "seed",
-)  # fmt: skip
-
-
-class _Overrides(Collection[str]):
-    """The names `policy` takes: the common ones, `scorer`, and every parameter of every part that is registered."""
-
-    def __iter__(self) -> Iterator[str]:
-        parts = (name for registry in (SCORERS, RULES, TRIGGERS) for name in registry.parameters())
-        return iter(dict.fromkeys((*COMMON, "scorer", *parts)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in set(self)
-
-    def __len__(self) -> int:
-        return len(set(self))
-
-
-OVERRIDES = _Overrides()
+# The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
+GRID = ("block", "tile")
+OWN = (*GRID, "sinks", "aggregate", "pool", "scorer")
+FILE = "file:"  # in front of the path of a saved policy
 
 
 @dataclass(frozen=True)
@@ -85,10 +68,15 @@ class Policy:
         aggregates = (*AGGREGATES, *NORMALISED, SOFTMAX)
         if self.aggregate not in aggregates:
             raise unknown("aggregate", self.aggregate, aggregates)
+        if not isinstance(self.rule, Rule):
+            raise TypeError(f"rule must be a Rule, such as closecall.RULES['topk'](budget=8), got {self.rule!r}")
         if self.scorer is None and self.rule.needs_scores:
             raise ValueError(f"rule {self.rule.name!r} needs a scorer: one of {', '.join(SCORERS.names())}")
         if self.scorer is not None:
             _check_scorer(self.scorer)
+            _check_registered(self.scorer)
+        _check_registered(self.rule)
+        if self.scorer is not None:
             self.scorer.check(self)
         self.rule.check(self)
 
@@ -96,9 +84,9 @@ class Policy:
     def name(self) -> str:
         """The preset this is a variant of, or rule-on-scorer."""
         parts = (self.scorer.name if self.scorer else None, self.rule.name)
-        found = self.rule.to_dict() | (self.scorer.to_dict() if self.scorer else {}) | {"aggregate": self.aggregate}
-        for name, given in GIVEN.items():
-            if PRESETS[name] == parts and given.items() <= found.items():
+        values = self.rule.to_dict() | (self.scorer.to_dict() if self.scorer else {}) | {"aggregate": self.aggregate}
+        for name, defaults in GIVEN.items():
+            if PRESETS[name] == parts and defaults.items() <= values.items():
                 return name
         return composed(*parts)
 
@@ -131,7 +119,13 @@ class Policy:
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
-        data = json.loads(text)
+        """The policy that `to_json` wrote. For a file, `load`."""
+        if isinstance(text, os.PathLike) or (isinstance(text, str) and text.strip().endswith(".json")):
+            raise TypeError(f"from_json takes JSON text, got the path {os.fspath(text)!r}: use Policy.load(path)")
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a policy's JSON text: {error}; for a file, use Policy.load(path)") from error
         version = data.pop("closecall_policy", None) if isinstance(data, dict) else None
         if version != JSON_VERSION:
             raise ValueError(f"not a policy of JSON version {JSON_VERSION}: closecall_policy is {version!r}")
@@ -141,6 +135,33 @@ class Policy:
             if key not in known:
                 raise unknown("policy field", key, known)
         return cls(scorer=SCORERS.from_dict(scorer) if scorer else None, rule=RULES.from_dict(rule), **data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a file that `load`, `attach` and the command line read. It is there whole, or not at all."""
+        target = Path(path)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"cannot save a policy to {str(path)!r}: there is no folder {str(target.parent)!r}")
+        if target.is_dir():
+            raise IsADirectoryError(f"cannot save a policy to {str(path)!r}: that is a folder")
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_text(self.to_json() + "\n", encoding="utf-8")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """The policy that `save` wrote."""
+        source = Path(path)
+        if not source.is_file():
+            raise FileNotFoundError(
+                f"no policy file {str(path)!r}: Policy.save(path) writes one, and so does `closecall calibrate --out`"
+            )
+        try:
+            return cls.from_json(source.read_text(encoding="utf-8"))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{str(path)!r} is no policy as Policy.save writes it: {error}") from error
 
     def __str__(self) -> str:
         if self.scorer is None:
@@ -153,7 +174,7 @@ class Policy:
 
 
 def composed(scorer: str | None, rule: str) -> str:
-    """What a rule on a scorer with nothing else given is called: a preset's name, or RULE-on-SCORER."""
+    """The name of a composition with default parameters: a preset's name, or RULE-on-SCORER."""
     plain = (n for n, parts in PRESETS.items() if parts == (scorer, rule) and n not in GIVEN)
     return next(plain, f"{rule}-on-{scorer}")
 
@@ -176,30 +197,74 @@ def parts_of(name: str) -> tuple[str | None, str]:
     return scorer, rule
 
 
-def _check_scorer(given: object) -> None:
-    if not isinstance(given, Scorer):
-        raise TypeError(f"scorer must be a Scorer or one of {', '.join(SCORERS.names())}, got {given!r}")
+def _check_scorer(value: object) -> None:
+    if not isinstance(value, Scorer):
+        raise TypeError(f"scorer must be a Scorer or one of {', '.join(SCORERS.names())}, got {value!r}")
 
 
-def _scorer(given: Scorer | str, overrides: dict[str, Any]) -> Scorer:
-    """The scorer of that name, or the one that was handed over, with those of the overrides that it takes."""
-    if isinstance(given, str):
-        return SCORERS.make(given, overrides)
-    _check_scorer(given)
-    taken = {f.name: overrides[f.name] for f in dataclasses.fields(given) if f.name in overrides}
-    return dataclasses.replace(given, **taken)
+def _scorer(named: Scorer | str, overrides: dict[str, Any]) -> Scorer:
+    """The scorer of that name, or this one, with those of the overrides that it takes."""
+    if isinstance(named, str):
+        return SCORERS.make(named, overrides)
+    _check_scorer(named)
+    taken = {f.name: overrides[f.name] for f in dataclasses.fields(named) if f.name in overrides}
+    return dataclasses.replace(named, **taken)
 
 
-def _check_used(made: Policy, overrides: Iterable[str]) -> None:
-    """Parameters of parts that the policy is not made of are mistakes."""
-    taken = made.rule.parameters() | (made.scorer.parameters() if made.scorer else set())
+def _check_registered(part: Scorer | Rule | Trigger) -> None:
+    """Raises unless the part and all that it is made of are registered."""
+    registry: Registry[Any] = SCORERS if isinstance(part, Scorer) else RULES if isinstance(part, Rule) else TRIGGERS
+    registry.check(part)
+    for f in dataclasses.fields(part):
+        inner = getattr(part, f.name)
+        if isinstance(inner, (Rule, Trigger)):
+            _check_registered(inner)
+
+
+def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Rule, dict[str, Any]]:
+    """The scorer, the rule and the other fields of a preset with overrides, used or not."""
+    scorer_name, rule_name = parts_of(name)
+    chosen = GIVEN.get(name, {}) | dict(overrides)
+    own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
+    scorer = _scorer(chosen.get("scorer", scorer_name), chosen) if scorer_name else None
+    return scorer, RULES[rule_name].from_overrides(chosen), own
+
+
+def _taken(scorer: Scorer | None, rule: Rule) -> set[str]:
+    """The overrides that a policy of these parts has a use for."""
+    return rule.parameters() | (scorer.parameters() | set(OWN) if scorer else set(GRID))
+
+
+def _owners(key: str) -> str:
+    """Who takes this parameter."""
+    registries: tuple[Registry[Any], ...] = (SCORERS, RULES, TRIGGERS)
+    named = [f"{r.kind} {owner!r}" for r in registries for owner in r.parameters().get(key, [])]
+    return ", ".join(named) or ("every policy with a scorer" if key in OWN else "")
+
+
+def _check_used(name: str, overrides: Iterable[str], scorer: Scorer | None, rule: Rule) -> None:
+    """Overrides that the policy has no use for are mistakes."""
+    taken = _taken(scorer, rule)
     for key in overrides:
-        if key in taken or key in COMMON or key == "scorer":
+        if key in taken:
             continue
-        owners = [f"{r.kind} {name!r}" for r in (SCORERS, RULES) for name in r.parameters().get(key, [])]
-        parts = f"rule {made.rule.name!r}" + (f" on scorer {made.scorer.name!r}" if made.scorer else "")
-        hint = f": it belongs to {', '.join(owners)}" if owners else ""
-        raise ValueError(f"{key}= has no effect on {parts}{hint}")
+        if owners := _owners(key):
+            parts = f"rule {rule.name!r}" + (f" on scorer {scorer.name!r}" if scorer else "")
+            raise ValueError(f"{key}= has no effect on {parts}: it belongs to {owners}")
+        near = difflib.get_close_matches(key, sorted(taken), n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise ValueError(f"unknown policy override {key!r}: {hint}{name} takes {', '.join(sorted(taken))}")
+
+
+def accepted(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the overrides that the policy has a use for: what a sweep over several policies passes on.
+
+    >>> accepted("dense", {"budget": 8, "block": 32})
+    {'block': 32}
+    """
+    scorer, rule, _ = _compose(name, overrides)
+    taken = _taken(scorer, rule)
+    return {key: value for key, value in overrides.items() if key in taken}
 
 
 def policy(name: str, **overrides: Any) -> Policy:
@@ -207,41 +272,52 @@ def policy(name: str, **overrides: Any) -> Policy:
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
     called `RULE-on-SCORER`, such as `topk-on-box`.
-    Overrides and the paper's defaults: `budget=33, tile_factor=2, q=0.4, rho=2, block=64, tile=64, sinks=1,
-    trigger="quantile", aggregate="max", pool=1`; `threshold=` goes with `trigger="absolute"`, `seed=` with
-    `trigger="random"`. Every preset takes these, so that one sweep can run over all of them; a preset uses those its
-    parts have (`dense` has no budget). `scorer=` puts another scorer in the preset's place, and the parameters of the
-    scorer and the rule that a policy is made of are overrides too.
+    Overrides are the policy's own fields (`block=64, tile=64, sinks=1, aggregate="max", pool=1`), another `scorer=`,
+    and the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of top-k and all that is built on it,
+    `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`, `c=` of the scorer `box`. One that the
+    policy has no use for is an error; a sweep of one set over several policies passes on what `accepted` leaves.
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66
     >>> print(policy("topk", scorer="box", c=0.25).name)
     topk-on-box
     """
-    scorer_name, rule_name = parts_of(name)
-    known = set(OVERRIDES)
-    for key in overrides:
-        if key not in known:
-            raise unknown("policy override", key, known)
-    given = GIVEN.get(name, {}) | overrides
-    grid = {key: given[key] for key in ("block", "tile", "sinks", "aggregate", "pool") if key in given}
-    if scorer_name is None:
-        if "scorer" in overrides:
-            raise ValueError(f"policy {name!r} ranks nothing and has no scorer: leave scorer= out")
-        grid = {key: grid[key] for key in ("block", "tile") if key in grid}
-    made = Policy(
-        scorer=_scorer(given.get("scorer", scorer_name), given) if scorer_name else None,
-        rule=RULES[rule_name].from_overrides(given),
-        **grid,
-    )
-    _check_used(made, overrides)
-    return made
+    if parts_of(name)[0] is None and "scorer" in overrides:
+        raise ValueError(f"policy {name!r} ranks nothing and has no scorer: leave scorer= out")
+    scorer, rule, own = _compose(name, overrides)
+    _check_used(name, overrides, scorer, rule)
+    return Policy(scorer, rule, **own)
 
 
-def as_policy(value: Policy | str) -> Policy:
-    """A policy, or the preset of that name."""
+def parse(text: str) -> Policy:
+    """A policy as it is written on a command line.
+
+    A preset's name or `RULE-on-SCORER`, with overrides behind a colon: `auto:budget=8`, `topk-on-box:c=0.25,budget=4`.
+    Or a saved policy: `policy.json`, or any path behind `file:`.
+    """
+    text = text.strip()
+    if text.startswith(FILE):
+        if not text.removeprefix(FILE):
+            raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
+        return Policy.load(text.removeprefix(FILE))
+    name, _, options = text.partition(":")
+    if name.endswith(".json") and not options:
+        return Policy.load(name)
+    try:
+        return policy(name, **read_overrides(options, text))
+    except TypeError as error:
+        raise ValueError(f"{text!r}: {error}") from error
+
+
+def as_policy(value: Policy | str | os.PathLike[str]) -> Policy:
+    """A policy from what users pass for one: a `Policy`, text as `parse` reads it, or the path of a saved policy."""
     if isinstance(value, Policy):
         return value
     if isinstance(value, str):
-        return policy(value)
-    raise TypeError(f"policy must be a closecall.Policy or a preset's name, got {type(value).__name__}")
+        return parse(value)
+    if isinstance(value, os.PathLike):
+        return Policy.load(value)
+    raise TypeError(
+        "policy must be a closecall.Policy, a preset's name, text such as 'auto:budget=8', or the path of a saved "
+        f"policy, got {type(value).__name__}"
+    )

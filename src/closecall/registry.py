@@ -97,6 +97,15 @@ class Registry(Generic[C]):
             raise unknown(self.kind, name, self._classes)
         return self._classes[name]
 
+    def check(self, part: C) -> None:
+        """Raises unless the part's own class is registered: only then its policy has a name, and can be saved."""
+        cls = type(part)
+        if self._classes.get(getattr(cls, "name", "")) is not cls:
+            raise TypeError(
+                f'{self.kind} {cls.__name__} is not registered: put @closecall.{self.kind.upper()}S.register("a-name") '
+                "above its class"
+            )
+
     def make(self, name: str, params: dict[str, Any]) -> C:
         """An instance from those of `params` that its class takes."""
         cls = self[name]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import closecall
 import oracle
+from closecall.policy import accepted
 from engines import FLOATS, Engine
 
 HEADS = [(1, 1), (2, 1), (4, 2), (5, 1), (7, 7), (9, 3), (16, 2), (28, 4), (40, 8)]
@@ -101,7 +102,7 @@ class Case:
         return PRESETS[self.preset]
 
     def policy(self) -> closecall.Policy:
-        return closecall.policy(self.preset, **self.overrides)
+        return closecall.policy(self.preset, **accepted(self.preset, self.overrides))
 
     def arguments(self) -> dict[str, Any]:
         """key_padding or cu_seqlens."""

@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 import closecall
+from closecall.policy import accepted
 from compare import assert_attention, everything, kept_of
 from drawing import Case, cases, over
 from engines import FLOATS, Engine
@@ -73,7 +74,8 @@ SMALL = {"block": 16, "tile": 16, "budget": 3}  # tile budget 6 of 38 blocks
 @pytest.mark.parametrize("preset", ["dense", "topk", "quest", "router", "router-on-quest"])
 def test_a_budget_that_covers_everything_is_dense_is_sdpa(engine, preset: str, q_len: int, dtype: torch.dtype) -> None:
     q, k, v = tensors(q_len=q_len, k_len=300, dtype=dtype)
-    policy = closecall.policy(preset, budget=19, tile_factor=1, block=16, tile=16)  # 300 keys are 19 blocks
+    given = {"budget": 19, "tile_factor": 1, "block": 16, "tile": 16}  # 300 keys are 19 blocks
+    policy = closecall.policy(preset, **accepted(preset, given))
     out, lse = engine.attention(q, k, v, policy, return_lse=True)
     at = torch.arange(300)
     causal = at <= at[-q_len:, None]

@@ -35,7 +35,7 @@ def equal(function: Callable[..., Any], *args: Any, **options: Any) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("policy", [POLICY, "quest"], ids=str)
+@pytest.mark.parametrize("policy", [POLICY, "quest", "auto:budget=2,block=16,tile=16"], ids=str)
 def test_attention_is_one_node_of_a_whole_graph(policy: Any) -> None:
     equal(lambda q, k, v: closecall.attention(2 * q, k, v, policy) + 1, *tensors(), fullgraph=True)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import closecall
+from closecall.policy import accepted
 from compare import kept_of
 from drawing import Case, cases, over
 from engines import EXACTLY_REPEATABLE, Engine
@@ -25,7 +26,7 @@ LENGTHS = [300, 77, 500, 1]
 
 
 def policy(preset: str) -> closecall.Policy:
-    return closecall.policy(preset, block=16, tile=32, budget=4, **POLICIES[preset])
+    return closecall.policy(preset, block=16, tile=32, **accepted(preset, {"budget": 4}), **POLICIES[preset])
 
 
 def run(engine: Engine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, preset: str, **arguments: Any) -> tuple:

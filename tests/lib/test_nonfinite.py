@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import closecall
+from closecall.policy import accepted
 from compare import assert_form, kept_of
 from drawing import PRESETS, Case, cases, over
 from engines import FLOATS, Engine
@@ -190,7 +191,7 @@ def test_anything_anywhere_stays_in_range(engine: Engine, case: Case) -> None:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_nothing_but_nonsense(engine: Engine, number: str, preset: str) -> None:
     q, k, v = (torch.full_like(x, NUMBERS[number]) for x in tensors())
-    policy = closecall.policy(preset, block=BLOCK, tile=TILE, budget=6, tile_factor=1)
+    policy = closecall.policy(preset, block=BLOCK, tile=TILE, **accepted(preset, {"budget": 6, "tile_factor": 1}))
     selection = engine.select(q, k, policy)
     selection.check()
     assert not bool(engine.attention(q, k, v, policy).isfinite().any())

@@ -5,14 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import pickle
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import closecall
-from closecall import Policy, policy
-from closecall.policy import PRESETS
+from closecall import Policy, overrides, policy
+from closecall.policy import PRESETS, accepted, as_policy
 from drawing import Case, cases, over
 
 
@@ -53,15 +59,64 @@ def test_overrides_arrive() -> None:
     assert policy("router", trigger=closecall.TRIGGERS["last"]()) == policy("router", trigger="last")
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_takes_every_override(name: str) -> None:
-    """One sweep can run over all presets."""
-    overrides = {
-        "budget": 10, "tile_factor": 1, "q": 0.1, "rho": 3, "block": 32, "tile": 128, "sinks": 0, "trigger": "last",
-        "aggregate": "mean", "threshold": 0.1, "seed": 1,
-    }  # fmt: skip
-    p = policy(name, **overrides)
-    assert (p.block, p.tile) == (32, 128)
+EVERYTHING = {
+    "budget": 10, "tile_factor": 1, "q": 0.1, "rho": 3, "block": 32, "tile": 128, "sinks": 0, "trigger": "last",
+    "aggregate": "mean", "threshold": 0.1, "seed": 1, "pool": 4,
+}  # fmt: skip
+GRID, TOPK = {"block", "tile"}, {"budget", "tile_factor", "block", "tile", "sinks", "aggregate", "pool"}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("dense", GRID),
+        ("topk", TOPK),
+        ("quest", TOPK),
+        ("router", TOPK | {"q", "rho", "trigger"}),
+        ("router-on-quest", TOPK | {"q", "rho", "trigger"}),
+        ("auto", TOPK),
+    ],
+)
+def test_a_sweep_passes_on_what_a_policy_takes(name: str, taken: set[str]) -> None:
+    passed = accepted(name, EVERYTHING)
+    assert set(passed) == taken
+    assert (policy(name, **passed).block, policy(name, **passed).tile) == (32, 128)
+    for key in set(EVERYTHING) - taken:
+        with pytest.raises(ValueError, match=rf"^{key}= has no effect on rule .*: it belongs to"):
+            policy(name, **{key: EVERYTHING[key]})
+
+
+def test_what_a_trigger_takes_depends_on_the_trigger() -> None:
+    assert set(accepted("router", EVERYTHING | {"trigger": "random"})) >= {"q", "seed"}
+    assert set(accepted("router", EVERYTHING | {"trigger": "absolute"})) >= {"threshold"}
+    with pytest.raises(ValueError, match="q= has no effect on rule 'router'"):
+        policy("router", trigger="absolute", q=0.3)
+    assert accepted("last-tile-on-quest", {"rule": "router", "q": 0.3, "seed": 2}) == {"rule": "router", "q": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("topk", {"q": 0.3}, "q= has no effect on rule 'topk' on scorer 'mean': it belongs to rule 'router'"),
+        ("quest", {"rho": 3}, "rho= has no effect on rule 'topk' on scorer 'quest': it belongs to rule 'router'"),
+        ("router", {"threshold": 0.1}, "threshold= has no effect .*: it belongs to trigger 'absolute'"),
+        ("auto", {"q": 0.2}, "q= has no effect on rule 'last-tile' on scorer 'outliers': it belongs to rule 'router'"),
+        ("dense", {"sinks": 2}, "sinks= has no effect on rule 'dense': it belongs to every policy with a scorer"),
+        ("dense", {"budget": 2}, "budget= has no effect on rule 'dense': it belongs to rule .*'topk'"),
+    ],
+)
+def test_an_override_without_effect_names_who_takes_it(name: str, override: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        policy(name, **override)
+
+
+def test_a_typo_lists_near_names_and_what_this_policy_takes() -> None:
+    with pytest.raises(ValueError, match="bugdet") as error:
+        policy("topk", bugdet=3)
+    assert str(error.value) == (
+        "unknown policy override 'bugdet': did you mean 'budget'? "
+        "topk takes aggregate, block, budget, pool, scorer, sinks, tile, tile_factor"
+    )
 
 
 def test_an_expanded_budget_never_exceeds_rho_times_the_budget() -> None:
@@ -132,7 +187,6 @@ def test_one_line_that_a_person_understands() -> None:
         ("quets", {}, ["policy", "quets", "did you mean 'quest'"]),
         ("router-on-qest", {}, ["did you mean 'router-on-quest'"]),
         ("zzz", {}, ["known: auto, dense, quest, router, router-on-quest, topk"]),
-        ("topk", {"bugdet": 3}, ["policy override", "bugdet", "did you mean 'budget'"]),
         ("router", {"trigger": "quantil"}, ["trigger", "quantil", "did you mean 'quantile'"]),
         ("topk", {"aggregate": "men"}, ["aggregate", "men", "did you mean 'mean'"]),
         ("router", {"q": 1.5}, ["q", "[0, 1]", "1.5"]),
@@ -185,3 +239,174 @@ def test_a_router_that_can_be_left_one_free_block_is_warned_of() -> None:
 def test_registering_a_name_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="'mean' is registered already: choose another name"):
         closecall.SCORERS.register("mean")(closecall.SCORERS["mean"])
+
+
+# --- Files and text --------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    made = policy("router-on-quest", budget=12, trigger="random", seed=3)
+    for path in (tmp_path / "a.json", str(tmp_path / "b")):
+        made.save(path)
+        assert Policy.load(path) == made
+        policy("dense").save(path)  # another one takes its place
+        assert Policy.load(path) == policy("dense")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a.json", "b"]
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    policy("topk").save(path)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        policy("quest").save(path)
+    assert Policy.load(path) == policy("topk")
+    assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_files_that_are_not_there_or_no_policies(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no policy file '.*none.json': Policy.save\(path\) writes one"):
+        Policy.load(tmp_path / "none.json")
+    with pytest.raises(FileNotFoundError, match="no policy file"):
+        Policy.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'"):
+        policy("topk").save(tmp_path / "nowhere" / "a.json")
+    with pytest.raises(IsADirectoryError, match="that is a folder"):
+        policy("topk").save(tmp_path)
+    for text, message in (
+        ("topk", "is no policy as Policy.save writes it: not a policy's JSON text"),
+        ('{"closecall_policy": 99}', "version 1: closecall_policy is 99"),
+        ('{"closecall_policy": 1, "rule": {"name": "topk", "budgt": 3}}', "did you mean 'budget'"),
+    ):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ValueError, match=message) as error:
+            Policy.load(tmp_path / "bad.json")
+        assert "bad.json" in str(error.value)
+
+
+def test_from_json_refuses_paths() -> None:
+    for path in ("out/policy.json", Path("policy.json")):
+        with pytest.raises(TypeError, match=r"got the path '.*policy.json': use Policy.load\(path\)"):
+            Policy.from_json(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("auto", policy("auto")),
+        ("auto:budget=8", policy("auto", budget=8)),
+        (" auto:budget=8 ", policy("auto", budget=8)),
+        ("auto:", policy("auto")),
+        ("topk-on-box:c=0.25,budget=4", policy("topk-on-box", c=0.25, budget=4)),
+        ("topk:scorer=box, c=1, aggregate=mass", policy("topk", scorer="box", c=1, aggregate="mass")),
+        ("router:trigger=per-cell,q=1e-1,rho=+3", policy("router", trigger="per-cell", q=0.1, rho=3)),
+        ("last-tile-on-quest:pay=false,factor=dense", policy("last-tile-on-quest", pay=False, factor="dense")),
+        ("last-tile-on-quest:pay=True,rule=router,q=.5", policy("last-tile-on-quest", pay=True, rule="router", q=0.5)),
+        ("router:trigger=calibrated,thresholds=0.1;0.2", policy("router", trigger="calibrated", thresholds=(0.1, 0.2))),
+        ("router:trigger=calibrated,thresholds=1;", policy("router", trigger="calibrated", thresholds=(1,))),
+        ("top-p-on-mean:p=none", policy("top-p-on-mean", p=None)),
+    ],
+)
+def test_text_for_a_policy(text: str, made: Policy) -> None:
+    assert as_policy(text) == made
+    assert as_policy(made) is made
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("auto:budget", "'auto:budget': an override is written key=value, got 'budget'"),
+        ("auto:=8", "an override is written key=value, got '=8'"),
+        ("auto:budget=", "'budget=' has no value: write budget=VALUE"),
+        ("auto:budget=8,budget=9", "budget is set twice, to '8' and to '9'"),
+        ("auto:budget=8 9", "'auto:budget=8 9': budget: '8 9' is neither a number"),
+        ("auto:budget=[8]", r"budget: '\[8\]' is neither a number"),
+        ("auto:budget=8.5", "budget must be a whole number of blocks, at least 1, got 8.5"),
+        ("auto:budget=eight", "budget must be a whole number of blocks, at least 1, got 'eight'"),
+        ("auto:budget=true", "got True"),
+        ("last-tile-on-quest:pay=1", "pay must be True or False, got 1"),
+        ("autoo:budget=8", "unknown policy 'autoo': did you mean 'auto'"),
+        ("auto:bugdet=8", "did you mean 'budget'"),
+        ("topk:q=0.3", "q= has no effect"),
+        ("file:", "file: needs the path of a saved policy"),
+        ("", "unknown policy ''"),
+    ],
+)
+def test_wrong_text_for_a_policy(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_policy(text)
+
+
+def test_saved_files_as_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = policy("quest", budget=7)
+    monkeypatch.chdir(tmp_path)
+    for name in ("policy.json", "plain"):
+        made.save(name)
+    for value in ("policy.json", "file:policy.json", "file:plain", str(tmp_path / "policy.json"), Path("plain")):
+        assert as_policy(value) == made
+    q = torch.randn(1, 1, 100, 16)
+    assert closecall.select(q, q, "policy.json").kv_idx.shape == (1, 1, 2, 2)
+    with pytest.raises(FileNotFoundError, match=r"no policy file 'polcy\.json'"):
+        as_policy("polcy.json")
+
+
+@given(
+    st.recursive(
+        st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
+        | st.from_regex(r"[a-z][a-z_.-]{0,8}", fullmatch=True).filter(lambda w: w not in ("true", "false", "none")),
+        lambda inner: st.lists(inner.filter(lambda x: not isinstance(x, tuple)), min_size=1, max_size=3).map(tuple),
+        max_leaves=4,
+    ).filter(lambda x: not isinstance(x, tuple) or all(not isinstance(y, tuple) for y in x))
+)  # fmt: skip
+def test_values_are_read_as_they_were_written(value: Any) -> None:
+    again = overrides.read(f"key={overrides.write(value)}")["key"]
+    assert again == value
+    assert type(again) is type(value)
+
+
+# --- Parts that cannot be in a policy --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered(closecall.Scorer):
+    def summarise(self, keys: Any, block: int) -> Any:
+        return closecall.SCORERS["mean"]().summarise(keys, block)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wider(closecall.RULES["topk"]):  # type: ignore[misc]
+    """Inherits a registered name, which is not its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Never(closecall.Trigger):
+    pass
+
+
+def test_unregistered_parts_are_named() -> None:
+    topk, mean = closecall.RULES["topk"](), closecall.SCORERS["mean"]()
+    for make, kind, name in (
+        (lambda: Policy(Unregistered(), topk), "scorer", "Unregistered"),
+        (lambda: policy("topk", scorer=Unregistered()), "scorer", "Unregistered"),
+        (lambda: Policy(mean, Wider()), "rule", "Wider"),
+        (lambda: policy("router", trigger=Never()), "trigger", "Never"),
+        (lambda: policy("last-tile-on-mean", rule=Wider()), "rule", "Wider"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{kind} {name} is not registered: put @closecall.{kind.upper()}S.reg"):
+            make()
+
+
+def test_a_rule_must_be_one() -> None:
+    with pytest.raises(TypeError, match=r"rule must be a Rule, such as closecall.RULES\['topk'\]\(.*\), got 'topk'"):
+        Policy(closecall.SCORERS["mean"](), "topk")

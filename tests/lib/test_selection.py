@@ -11,6 +11,7 @@ import torch
 import closecall
 import oracle
 from closecall.geometry import plan
+from closecall.policy import accepted
 from compare import assert_selection, kept_of
 from drawing import Case, cases, over
 from engines import Engine
@@ -154,7 +155,7 @@ def test_presets_by_name_take_the_defaults(engine: Engine, preset: str) -> None:
 def test_a_selection_knows_whether_it_was_written_into() -> None:
     q, k = torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
     for name in ("dense", "topk"):
-        selection = closecall.select(q, k, closecall.policy(name, budget=2))
+        selection = closecall.select(q, k, closecall.policy(name, **accepted(name, {"budget": 2})))
         assert selection.untouched
         assert not dataclasses.replace(selection).untouched  # its parts may be anybody's
         assert not selection.to("cpu").untouched

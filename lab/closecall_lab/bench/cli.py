@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from closecall.policy import PRESETS, Policy, policy
+from closecall.policy import PRESETS, Policy, accepted, policy
 
 from ..spine.options import count, counts, each, one_of
 
@@ -70,7 +70,8 @@ def _policies(parser: argparse.ArgumentParser, names: str, budget: int) -> None:
 
 def _chosen(args: argparse.Namespace, known: tuple[str, ...]) -> tuple[Policy, ...]:
     budget = count("--budget")(args.budget)
-    return tuple(policy(name, budget=budget) for name in each("--policies", args.policies, one_of("--policies", known)))
+    names = each("--policies", args.policies, one_of("--policies", known))
+    return tuple(policy(name, **accepted(name, {"budget": budget})) for name in names)
 
 
 def _common(args: argparse.Namespace, full: dict[str, Any], quick: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import math
 import re
@@ -15,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from closecall.checks import is_number
-from closecall.policy import GIVEN, OVERRIDES, Policy, parts_of, policy
+from closecall.overrides import split as split_overrides
+from closecall.overrides import value as read_value
+from closecall.overrides import write as write_value
+from closecall.policy import FILE, GIVEN, Policy, accepted, parts_of, policy
 from closecall.registry import Component, unknown
 from closecall.rules.base import RULES, Rule
 from closecall.rules.router import Router
@@ -31,7 +33,6 @@ CONTROLS = {
     "matched": "uniform top-k that keeps, on each example, as many blocks as the router did",
 }
 DEFAULT = ("dense", "topk", "quest", "router", "router-on-quest")
-FILE = "file:"  # in front of the path of a saved policy
 SAVED = "saved"  # where its name says which one it was
 
 
@@ -60,21 +61,14 @@ class Spec:
             raise unknown(f"control of {preset!r}", control, CONTROLS)
         if control and rule != "router":
             raise ValueError(f"{text!r}: only a router has controls, {preset} has no tiles to trigger")
-        found = {}
-        for option in filter(None, options.split(",")):
-            key, equals, value = option.partition("=")
-            if not equals:
-                raise ValueError(f"{text!r}: an override is written key=value, got {option!r}")
-            if key == SAVED:  # the name of a policy that was run from a file
-                found[key] = value
-                continue
-            if key not in OVERRIDES:
-                raise unknown(f"override in {text!r}", key, OVERRIDES)
-            if key == "budget":
-                raise ValueError(f"{text!r}: budgets are given for all policies alike, with --budgets")
-            if control in ("random", "last") and key == "trigger":
-                raise ValueError(f"{text!r}: /{control} is the trigger already")
-            found[key] = _literal(value)
+        found = {
+            key: written if key == SAVED else read_value(written, f"{text!r}: {key}")
+            for key, written in split_overrides(options, text).items()
+        }
+        if "budget" in found:
+            raise ValueError(f"{text!r}: budgets are given for all policies alike, with --budgets")
+        if control in ("random", "last") and "trigger" in found:
+            raise ValueError(f"{text!r}: /{control} is the trigger already")
         spec = cls(preset, control, tuple(sorted(found.items())))
         if SAVED not in found:
             spec.policy(_some_budget(found.get("tile_factor")))  # wrong values are found now, not when their turn comes
@@ -102,7 +96,7 @@ class Spec:
         return replace(spec, control=control)
 
     def __str__(self) -> str:
-        options = ",".join(f"{key}={value}" for key, value in self.overrides)
+        options = ",".join(f"{key}={write_value(value)}" for key, value in self.overrides)
         return self.preset + (f"/{self.control}" if self.control else "") + (f":{options}" if options else "")
 
     @property
@@ -167,7 +161,7 @@ class Spec:
             given["trigger"] = self.control
         if self.control == "random":
             given["seed"] = given.get("seed", 0) + number
-        return policy(self.preset, budget=budget, **given)
+        return policy(self.preset, **accepted(self.preset, given | {"budget": budget}) | given)
 
     def _made_from_saved(self, budget: int, number: int) -> Policy:
         if self.saved is None:
@@ -188,19 +182,15 @@ class Spec:
 
 
 def _read(path: str) -> Policy:
-    """The policy that `Policy.to_json` wrote."""
+    """The policy that `Policy.save` wrote."""
     if not path:
         raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
-    if not Path(path).is_file():
-        raise ValueError(f"no policy file {path!r}: `closecall calibrate --out {path}` writes one, or Policy.to_json()")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the budget in the file: the panel's is what counts
-            return Policy.from_json(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{path!r} is no policy as `closecall calibrate` and Policy.to_json() write it: {error}"
-        ) from error
+            return Policy.load(path)
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from error
 
 
 def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
@@ -243,13 +233,6 @@ def _some_budget(tile_factor: Any) -> int:
     """A budget that suits this factor, where one does: the panel's own are looked at later."""
     usable = is_number(tile_factor) and math.isfinite(tile_factor)
     return 33 * (Fraction(str(tile_factor)).limit_denominator(1000).denominator if usable else 1)
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def split(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ on a cached prefix or at once makes the same choices. Further prompts show the r
 CALIBRATE_EXAMPLES = """\
 examples:
   closecall calibrate --model probe --task probe-scattered --context 4k,8k --budget 8 --out out/policy.json
-  in Python: closecall.attach(model, closecall.Policy.from_json(open("out/policy.json").read()))
+  in Python: closecall.attach(model, "out/policy.json")
 """
 
 
@@ -176,9 +175,7 @@ def run_calibrate(args: argparse.Namespace) -> None:
         subject, args.task, contexts, policy, n=n, check=args.check, seed=args.seed, per_head=args.per_head
     )
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    part = args.out.with_name(f".{args.out.name}.{os.getpid()}.part")
-    part.write_text(found.policy.to_json() + "\n")
-    part.replace(args.out)
+    found.policy.save(args.out)
     print(found.table(args.model).text())
     print(f"closecall: written to {args.out}", file=sys.stderr)
 

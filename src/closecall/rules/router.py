@@ -47,6 +47,9 @@ class Router(TopK):
         if not is_number(self.rho) or not 1 <= self.rho < math.inf:
             raise ValueError(f"rho must be at least 1, the factor of a triggered tile's budget, got {self.rho!r}")
 
+    def parameters(self) -> set[str]:
+        return super().parameters() - (set() if self.trigger.takes_share else {"q"})
+
     def check(self, policy: Setting) -> None:
         if self.tile_budget - policy.most_forced <= 1:
             warnings.warn(

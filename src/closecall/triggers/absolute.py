@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from .base import TRIGGERS, Trigger
 class Absolute(Trigger):
     """Rejected by the paper: every cell whose margin is at most a fixed threshold, whatever the layer. Ignores q."""
 
+    takes_share: ClassVar[bool] = False
     threshold: float = 0.05
 
     def __post_init__(self) -> None:

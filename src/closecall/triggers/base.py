@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..registry import Component, Registry
+from ..registry import Component, Registry, must_define
 
 
 def fixed_point(margin: Tensor) -> Tensor:
@@ -49,11 +50,13 @@ TRIGGERS: Registry[Trigger] = Registry("trigger")
 
 @dataclass(frozen=True)
 class Trigger(Component):
-    """Says which eligible tiles the router expands."""
+    """Says which eligible tiles the router expands. A subclass defines `fire` and `describe`."""
+
+    takes_share: ClassVar[bool] = True  # whether the router's q says how many tiles it fires for
 
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         """bool `[B, H, T]` from margins `[B, H, T]`, eligibility `[B, T]` and sequence ids `[B, T]`."""
-        raise NotImplementedError
+        raise must_define(self, "fire(self, margin, eligible, sequence, q)", "bool [B, H, T], the tiles to expand")
 
     def for_layer(self, index: int) -> Trigger:
         """The trigger of one layer of a model: itself, unless it was fitted layer by layer."""
@@ -64,7 +67,8 @@ class Trigger(Component):
         return None
 
     def describe(self, q: float) -> str:
-        raise NotImplementedError
+        """Which tiles it picks, as a phrase for the policy's one-line description."""
+        return f"the tiles of trigger {self.name!r} at q = {q:g}"
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class TileShare(Trigger):
     """Expands ceil(q T) of a sequence's T eligible tiles, for all heads alike: those with the smallest key."""
 
     def tile_key(self, margin: Tensor, sequence: Tensor) -> Tensor:
-        """int64 `[B, T]`."""
-        raise NotImplementedError
+        """int64 `[B, T]`: the smallest ones fire."""
+        raise must_define(self, "tile_key(self, margin, sequence)", "int64 [B, T], of which the smallest fire")
 
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         key = self.tile_key(margin, sequence)

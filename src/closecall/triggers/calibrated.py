@@ -70,7 +70,7 @@ class Calibrated(Trigger):
         if not isinstance(self.thresholds, (list, tuple)) or not self.thresholds:
             raise ValueError(
                 f"trigger 'calibrated' needs thresholds, one for each layer, got {self.thresholds!r}: "
-                "`closecall calibrate` finds them and writes a policy for Policy.from_json"
+                "`closecall calibrate` finds them and writes a policy for Policy.load"
             )
         layers = tuple(self.layers) or tuple(range(len(self.thresholds)))
         if len(layers) != len(self.thresholds) or list(layers) != sorted(set(layers)) or min(layers) < 0:

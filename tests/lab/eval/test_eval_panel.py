@@ -47,7 +47,7 @@ def test_specs_make_policies() -> None:
     assert Spec.parse("router:trigger=per-cell").policy(9) == closecall.policy("router", budget=9, trigger="per-cell")
     assert Spec.parse("topk:tile_factor=2.75").policy(4).rule.tile_budget == 11  # whole here, if not at most budgets
     assert Spec.parse("dense").policy(0) == closecall.policy("dense")
-    assert [Spec.parse(name).policy(33) for name in DEFAULT] == [closecall.policy(name, budget=33) for name in DEFAULT]
+    assert [Spec.parse(name).policy(33) for name in DEFAULT] == [closecall.policy(name) for name in DEFAULT]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_specs_make_policies() -> None:
         ("routr", "unknown policy 'routr': did you mean 'router'?"),
         ("router/matcht", "unknown control of 'router' 'matcht': did you mean 'matched'?"),
         ("topk/random", "only a router has controls"),
-        ("router:qq=0.3", "unknown override in 'router:qq=0.3' 'qq'"),
+        ("router:qq=0.3", "unknown policy override 'qq'"),
         ("router:q", "an override is written key=value, got 'q'"),
         ("router:budget=4", "budgets are given for all policies alike"),
         ("router/last:trigger=random", "/last is the trigger already"),
@@ -73,6 +73,21 @@ def test_wrong_specs(text: str, message: str) -> None:
 def test_lists_keep_options_together() -> None:
     given = "dense, router:q=0.3,rho=2,topk,a:path=x:y,dense"
     assert split(given) == ["dense", "router:q=0.3,rho=2", "topk", "a:path=x:y"]
+
+
+def test_scorers_on_the_command_line() -> None:
+    texts = split("topk:scorer=box,c=0.5,aggregate=mass,quest,router:scorer=outliers,m=3,q=0.2")
+    assert texts == ["topk:scorer=box,c=0.5,aggregate=mass", "quest", "router:scorer=outliers,m=3,q=0.2"]
+    specs = [Spec.parse(text) for text in texts]
+    assert [s.policy(8).name for s in specs] == ["topk-on-box", "quest", "router-on-outliers"]
+    assert specs[0].policy(8) == closecall.policy("topk", scorer="box", c=0.5, aggregate="mass", budget=8)
+    assert all(Spec.parse(str(s)) == s for s in specs)
+    with pytest.raises(
+        ValueError, match=r"c= has no effect on rule 'topk' on scorer 'mean': it belongs to scorer 'box'"
+    ):
+        Spec.parse("topk:c=0.5")
+    with pytest.raises(ValueError, match=r"unknown scorer 'bax': did you mean 'box'"):
+        Spec.parse("topk:scorer=bax")
 
 
 def test_every_router_gets_its_controls() -> None:
@@ -225,7 +240,7 @@ def test_a_budget_that_decides_nothing_is_noted_of_a_file_too(tmp_path: Path) ->
 
 
 BAD_FILES = {
-    "{": "is no policy as .* write it: Expecting property name",
+    "{": "is no policy as Policy.save writes it: .* Expecting property name",
     "[1]": "closecall_policy is None",
     '{"closecall_policy": 1}': "a rule is written as an object",
     '{"closecall_policy": 1, "rule": {"name": "topk", "budgt": 3}}': "did you mean 'budget'",

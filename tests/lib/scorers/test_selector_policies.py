@@ -9,8 +9,7 @@ import torch
 
 import closecall
 from closecall import RULES, SCORERS, Policy, policy
-from closecall.policy import OVERRIDES
-from closecall_lab.eval.panel import Spec, split
+from closecall.policy import accepted
 
 OURS = sorted(n for n in SCORERS.names() if SCORERS[n].__module__.startswith("closecall."))
 RANKING = sorted(n for n in RULES.names() if RULES[n].__module__.startswith("closecall.") and RULES[n].needs_scores)
@@ -34,7 +33,7 @@ def test_every_scorer_under_every_rule(scorer: str, rule: str) -> None:
     padding = torch.arange(140) >= torch.tensor([[0], [37]])
     for aggregate in ("max", "mass"):
         given = {"budget": 6, "tile_factor": 1} | GRID | GIVEN.get(scorer, {}) | RULE.get(rule, {})
-        made = policy(f"{rule}-on-{scorer}", aggregate=aggregate, **given)
+        made = policy(f"{rule}-on-{scorer}", aggregate=aggregate, **accepted(f"{rule}-on-{scorer}", given))
         selection = closecall.select(q, k, made, key_padding=padding)
         selection.check()
         kept = torch.zeros(2, 4, 9, 19, dtype=torch.bool).scatter_(3, selection.kv_idx.long(), True)[..., :18]
@@ -69,31 +68,6 @@ def test_names_of_compositions() -> None:
     assert policy("topk-on-mean") == policy("topk")
     assert policy("topk-on-quest") == policy("quest")
     assert policy("topk", scorer=SCORERS["box"](c=0.75), c=0.25).scorer.c == 0.25
-
-
-def test_on_the_command_line() -> None:
-    texts = split("topk:scorer=box,c=0.5,aggregate=mass,quest,router:scorer=outliers,m=3,q=0.2")
-    assert texts == ["topk:scorer=box,c=0.5,aggregate=mass", "quest", "router:scorer=outliers,m=3,q=0.2"]
-    specs = [Spec.parse(text) for text in texts]
-    assert [s.policy(8).name for s in specs] == ["topk-on-box", "quest", "router-on-outliers"]
-    assert specs[0].policy(8) == policy("topk", scorer="box", c=0.5, aggregate="mass", budget=8)
-    assert all(Spec.parse(str(s)) == s for s in specs)
-    with pytest.raises(
-        ValueError, match=r"c= has no effect on rule 'topk' on scorer 'mean': it belongs to scorer 'box'"
-    ):
-        Spec.parse("topk:c=0.5")
-    with pytest.raises(ValueError, match=r"unknown scorer 'bax': did you mean 'box'"):
-        Spec.parse("topk:scorer=bax")
-
-
-def test_every_parameter_of_every_part_is_an_override() -> None:
-    for registry in (SCORERS, RULES):
-        for name, owners in registry.parameters().items():
-            assert name in OVERRIDES
-            assert owners
-    assert len(OVERRIDES) == len(set(OVERRIDES))
-    assert {"scorer", "c", "m", "window", "budget", "aggregate"} <= set(OVERRIDES)
-    assert "weigth" not in OVERRIDES
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import closecall
 from closecall import backends
 from closecall.backends.triton import backend, interpret, launch, rank, tables
 from closecall.geometry import plan
+from closecall.policy import accepted
 from compare import assert_attention, assert_selection, everything, kept_of
 from drawing import PRESETS, TRIGGERS, Case, drawn
 from engines import FLOATS, FUZZ, Engine
@@ -132,7 +133,7 @@ def test_grids(block: int, tile: int) -> None:
 def test_few_rows_equal_many(monkeypatch: pytest.MonkeyPatch, preset: str, dtype: torch.dtype) -> None:
     """Decode takes a path of its own; sent down the other one, the same call must agree, row by row."""
     q, k, v = tensors(heads=6, kv_heads=2, q_len=5, k_len=300, v_dim=24, dtype=dtype, batch=2)
-    policy = closecall.policy(preset, block=16, tile=16, budget=5, tile_factor=1)
+    policy = closecall.policy(preset, block=16, tile=16, **accepted(preset, {"budget": 5, "tile_factor": 1}))
     padding = torch.arange(300) >= torch.tensor([[0], [297]])  # of the second sequence only three rows are real
     options: dict[str, Any] = {"key_padding": padding, "return_lse": True}
     selection = ENGINE.select(q, k, policy, key_padding=padding)

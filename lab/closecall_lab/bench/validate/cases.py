@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from closecall.info import DTYPES
-from closecall.policy import Policy, policy
+from closecall.policy import Policy, accepted, policy
 
 POLICIES = ("dense", "topk", "quest", "router", "router-on-quest")  # the paper's
 TYPES = ("fp32", "bf16", "fp16")
@@ -46,7 +46,7 @@ class Case:
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def policy(self) -> Policy:
-        return policy(self.preset, **(SMALL | self.overrides))
+        return policy(self.preset, **accepted(self.preset, SMALL | self.overrides))
 
     def arguments(self) -> dict[str, Any]:
         """key_padding or cu_seqlens, on the CPU."""
