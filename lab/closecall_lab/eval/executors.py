@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol
 
-from closecall.policy import Policy
 from closecall.registry import unknown
 
 from .lm_eval import is_lm_eval
-from .matched import matched
+from .matched import Applied, applied_control
 from .panel import Job, Spec
-from .store import Run, address
+from .store import Kept, Run, address
 
 NAMES = ("local", "ray")
 RETRIES = 5  # of a Ray worker that died, and of the job it was at
@@ -50,7 +49,7 @@ class Worker:
     """One model, and the examples asked for."""
 
     def __init__(self, model: str, dtype: str | None = None) -> None:
-        from .measure import Subject
+        from .subject import Subject
 
         self.subject = Subject.open(model, dtype=dtype)
         self._open: dict[tuple[str, int, int], tuple[Iterator[Any], int, Any]] = {}
@@ -73,14 +72,14 @@ class Worker:
             return iter(task.examples(job.seed))
         return iter(task.examples(loaded.tokenizer, job.context, 2**31, job.seed, wrap=loaded.prompt))
 
-    def _measure(self, job: Job, example: Any, policy: Policy) -> Run:
+    def _measure(self, job: Job, example: Any, applied: Applied) -> Run:
         from .measure import measure
 
         task = self._task(job.task)
         if is_lm_eval(job.task):
-            found: Run = task.measure(example, policy)
+            found: Run = task.measure(example, applied.policy)
             return found
-        return measure(self.subject, task, example, policy)
+        return measure(self.subject, task, example, applied)
 
     def example(self, job: Job) -> Any:
         """The job's example; None past the end of a task that has fewer. Only the last one made is held."""
@@ -108,15 +107,15 @@ class Worker:
                 yield Result(job, spec, budget, key, None)
                 continue
             run = self._measure(job, example, chosen)
-            done[key] = (run.effective_budget, run.prompt_tokens)
+            done[key] = Kept.of(run)
             yield Result(job, spec, budget, key, run)
 
 
 def _policy(
-    spec: Spec, budget: int, number: int, resolved: dict[tuple[Spec, int], str], done: dict[str, tuple[float, int]]
-) -> Policy:
-    asked = spec.policy(budget, number)
-    return matched(asked, *done[resolved[spec.base, budget]]) if spec.control == "matched" else asked
+    spec: Spec, budget: int, number: int, resolved: dict[tuple[Spec, int], str], done: dict[str, Kept]
+) -> Applied:
+    policy = spec.policy(budget, number)
+    return applied_control(policy, *done[resolved[spec.base, budget]]) if spec.control == "matched" else Applied(policy)
 
 
 class Executor(Protocol):

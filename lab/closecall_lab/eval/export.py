@@ -31,14 +31,15 @@ TEXT = (
 )
 WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt_tokens")
 REAL = (
-    "score", "asked_triggered", "hit", "hit_union", "effective_budget", "kept_fraction", "wall", "prefill_seconds",
+    "score", "asked_triggered", "asked_budget", "hit", "hit_union", "effective_budget", "kept_fraction", "wall",
+    "prefill_seconds",
 )  # fmt: skip
 YES_NO = ("correct", "choice_correct", "unformatted")
 COLUMNS = (
     "model_name", "model", "task", "context", "seed", "number", "question", "policy", "budget", "score", "correct",
-    "output", "choice", "choice_correct", "unformatted", "asked_triggered", "hit", "hit_union", "effective_budget",
-    "kept_fraction", "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json", "example", "key", "layers",
-    "warnings",
+    "output", "choice", "choice_correct", "unformatted", "asked_triggered", "asked_budget", "hit", "hit_union",
+    "effective_budget", "kept_fraction", "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json",
+    "example", "key", "layers", "warnings",
 )  # fmt: skip
 
 

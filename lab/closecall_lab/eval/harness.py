@@ -23,8 +23,9 @@ from closecall.selection import Selection
 
 from ..tasks.example import Example, Question
 from . import lm_eval
-from .measure import Asked, Subject, Sums, Watch, by_layer, everything, mean
+from .kept import Asked, Sums, Watch, by_layer, everything, mean
 from .store import Run
+from .subject import Subject
 
 OWN_LENGTHS = 0  # the context of documents that have their own
 OPTIONS = ("shots", "chat", "metric", "include")

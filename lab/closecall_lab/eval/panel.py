@@ -26,6 +26,7 @@ from closecall.triggers.base import TRIGGERS
 from closecall.triggers.quantile import Quantile
 
 from .lm_eval import is_lm_eval
+from .store import Kept
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
@@ -324,4 +325,4 @@ class Job:
     seed: int
     number: int
     variants: tuple[tuple[Spec, int], ...]
-    known: dict[str, tuple[float, int]] = field(default_factory=dict, hash=False)
+    known: dict[str, Kept] = field(default_factory=dict, hash=False)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = 1
 # Raise it when the same model, example and policy may give other results than before: old runs then no longer count.
@@ -78,6 +78,22 @@ class Run:
     @property
     def key(self) -> str:
         return address(self.model, self.example, self.policy)
+
+
+class Kept(NamedTuple):
+    """What a stored run kept: blocks a tile, of how many tokens, and blocks a tile of each question asked apart."""
+
+    effective_budget: float
+    prompt_tokens: int
+    asked: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, run: Run) -> Kept:
+        return cls(run.effective_budget, run.prompt_tokens, _asked(run.answers))
+
+
+def _asked(answers: list[dict[str, Any]]) -> tuple[float, ...]:
+    return tuple(answer["asked_budget"] for answer in answers if "asked_budget" in answer)
 
 
 @dataclass(frozen=True)
@@ -230,15 +246,15 @@ class Store:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def known(self, model: str, task: str, context: int, seed: int, number: int) -> dict[str, tuple[float, int]]:
-        """Of an example's cells: the runs' keys, with the effective budget and the prompt's tokens of each."""
+    def known(self, model: str, task: str, context: int, seed: int, number: int) -> dict[str, Kept]:
+        """The runs of an example that are stored, by their keys, and what each one kept."""
         query = (
-            "SELECT key, effective_budget, prompt_tokens FROM cells JOIN runs USING (key) WHERE cells.model = ? "
-            "AND task = ? AND context = ? AND seed = ? AND number = ? AND semantics = ?"
+            "SELECT key, effective_budget, prompt_tokens, answers FROM cells JOIN runs USING (key) "
+            "WHERE cells.model = ? AND task = ? AND context = ? AND seed = ? AND number = ? AND semantics = ?"
         )
         with self._explained():
             found = self.connection.execute(query, (model, task, context, seed, number, SEMANTICS)).fetchall()
-        return {key: (budget, tokens) for key, budget, tokens in found}
+        return {key: Kept(budget, tokens, _asked(json.loads(answers))) for key, budget, tokens, answers in found}
 
     def models(self) -> dict[str, dict[str, Any]]:
         """By fingerprint: the model's name and what is known of it."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from closecall.policy import PRESETS, Policy, composed, parts_of
+from closecall.policy import PRESETS, composed, parts_of
 
 from ..spine.table import Column, Table
 from ..tasks.longbench import LETTERS
 from ..tasks.scoring import choice_in
 from . import statistics
-from .matched import TOLERANCE
+from .matched import TOLERANCE, Applied
 from .panel import CONTROLS, Spec
 from .statistics import Comparison, Decomposition, Estimate, PairedRecall
 from .store import Row, Store
@@ -105,7 +105,7 @@ class Group:
         answers = [a for run in runs for a in run.answers]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of budgets that decide nothing: told when they were run
-            rule = Policy.from_json(runs[0].policy).rule
+            rule = Applied.from_json(runs[0].policy).policy.rule
         correct = self.correct(variant)
         letters = self.letters(variant)
         dense = ("dense", 0)

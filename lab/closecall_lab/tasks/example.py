@@ -20,17 +20,26 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Question:
-    """One thing asked of an example.
+    """One thing asked of an example, in one of three ways.
+
+    By default the question stands at the prompt's end, and the answer is generated. With `at`, the answer is already in
+    the prompt from that character on, and counts as given if the model's most likely tokens there are the answer's.
+    With `ask`, the prompt is a context that many questions share: `ask` continues it, up to where the answer begins,
+    and greedy decoding is followed as long as it gives the (only) answer.
 
     `gold` are the character spans of the prompt that the answer depends on, in the order they are needed: one for each
-    hop of a chase. It is empty where nobody knows them. Without `at` the question stands at the prompt's end and the
-    answer is generated. With it, the answer is already in the prompt from that character on, and counts as given if the
-    model's most likely tokens there are the answer's.
+    hop of a chase. It is empty where nobody knows them.
     """
 
     answers: tuple[str, ...]
     gold: tuple[Span, ...] = ()
     at: int | None = None
+    ask: str = ""
+
+    @property
+    def continuation(self) -> str:
+        """What a model that answers right says next."""
+        return f" {self.answers[0]}"
 
 
 @dataclass(frozen=True)
@@ -63,15 +72,28 @@ class Example:
                     raise ValueError(
                         f"{self.key} has the gold span {(start, end)}, but its prompt has {len(self.prompt)} characters"
                     )
+            if question.ask and (question.at is not None or len(question.answers) != 1):
+                raise ValueError(f"{self.key}: a question with `ask` has one answer and no `at`, got {question!r}")
             if question.at is not None and not self.prompt.startswith(question.answers[0], question.at):
                 raise ValueError(
                     f"{self.key} has no answer {question.answers[0]!r} at character {question.at}: "
                     f"a question with `at` needs its first answer there"
                 )
+        if len({bool(question.ask) for question in self.questions}) > 1:
+            raise ValueError(f"{self.key}: either all questions continue the prompt (`ask`) or none does")
+
+    @property
+    def shared(self) -> bool:
+        """Whether the prompt is a context that every question continues."""
+        return bool(self.questions[0].ask)
 
     def digest(self) -> str:
         """The sha256 of everything in it."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False)
+        content = dataclasses.asdict(self)
+        for question in content["questions"]:
+            if not question["ask"]:  # came later than the first stored results, whose addresses stay
+                del question["ask"]
+        text = json.dumps(content, sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -123,6 +145,28 @@ def encode(tokenizer: Any, prompt: str, *, templated: bool = False) -> Encoded:
 
 def encode_example(tokenizer: Any, example: Example) -> Encoded:
     return encode(tokenizer, example.prompt, templated=example.templated)
+
+
+class Asked(NamedTuple):
+    """A question in tokens that continue the prompt's, and those of its answer."""
+
+    ids: list[int]
+    answer: list[int]
+
+
+def encode_ask(tokenizer: Any, question: Question) -> Asked:
+    """The question and its answer, tokenised together, as a model that read one would write the other.
+
+    Where a token spans the border they are tokenised apart: the question cannot hold a part of its answer.
+    """
+    whole = encode(tokenizer, question.ask + question.continuation, templated=True)
+    alone = encode(tokenizer, question.ask, templated=True).ids
+    if whole.ids[: len(alone)] == alone and len(whole.ids) > len(alone):
+        return Asked(alone, whole.ids[len(alone) :])
+    answer = encode(tokenizer, question.continuation, templated=True).ids
+    if not alone or not answer:
+        raise ValueError(f"this tokenizer has no tokens for {(question.continuation if alone else question.ask)!r}")
+    return Asked(alone, answer)
 
 
 def tokens_of(span: Span, offsets: Sequence[Span]) -> range:

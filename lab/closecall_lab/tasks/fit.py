@@ -70,6 +70,19 @@ class Room:
         gap = "\n" if lead and not self.templated else ""
         return whole + gap + lead, begin
 
+    def shared(self, context: str, question: str, lead: str) -> tuple[str, str, int]:
+        """The prompt that a context makes, what a question about it adds, and where in the prompt the context begins.
+
+        The prompt is the same for every question, so that one prefill serves them all.
+        """
+        whole, begin = self.prompt(context + question, lead)
+        end = begin + len(context)
+        return whole[:end], whole[end:], begin
+
+    def added(self, text: str) -> int:
+        """The tokens of a piece of text that continues a prompt."""
+        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     def count(self, prompt: str) -> int:
         options = {"add_special_tokens": not self.templated, "verbose": False}
         return len(self.tokenizer(prompt, **options)["input_ids"])

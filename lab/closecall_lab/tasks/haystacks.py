@@ -1,15 +1,17 @@
-"""What needles are hidden in: repeated noise, prose, or more needles."""
+"""What needles are hidden in: repeated noise, prose, more needles, or real text of any Debian machine with Python."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
 from closecall.registry import unknown
 
+from . import corpora
+from .example import JSON
 from .prose import TEXT
 
 NOISE = (
@@ -22,16 +24,28 @@ NOISE = (
     "One day follows another.",
     "The kettle is on the stove.",
 )
-KINDS = ("noise", "needles", "prose")
+KINDS = ("noise", "needles", "prose", *corpora.KINDS)
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class Hay:
-    """An endless row of sentences, made as they are asked for."""
+    """An endless row of sentences or paragraphs, made as they are asked for.
 
-    def __init__(self, source: Iterator[str]) -> None:
+    `joint` stands between them; `mark` in front of a needle, which in source code is a comment. `facts` say where a
+    real text comes from.
+    """
+
+    def __init__(
+        self, source: Iterator[str], *, joint: str = " ", mark: str = "", facts: Mapping[str, JSON] | None = None
+    ) -> None:
         self._source = source
         self._made: list[str] = []
+        self.joint = joint
+        self.mark = mark
+        self.facts = facts or {}
+
+    def dressed(self, needle: str) -> str:
+        return self.mark + needle
 
     def first(self, n: int) -> list[str]:
         while len(self._made) < n:
@@ -55,12 +69,16 @@ def hay(kind: str, start: float, needle: Callable[[], str], without: Sequence[st
     """
     if kind == "needles":
         return Hay(needle() for _ in count())
-    text = _sentences(kind)
+    corpus = corpora.corpus(kind) if kind in corpora.KINDS else None
+    text = _sentences(kind) if corpus is None else corpus.paragraphs
     kept = [sentence for sentence in text if not any(word in sentence for word in without)]
     if not kept:
         raise ValueError(f"every sentence of the haystack {kind!r} gives an answer away: use a longer text")
     begin = int(start * len(kept))
-    return Hay(kept[(begin + i) % len(kept)] for i in count())
+    pieces = (kept[(begin + i) % len(kept)] for i in count())
+    if corpus is None:
+        return Hay(pieces)
+    return Hay(pieces, joint="\n\n", mark="# " if kind == "code" else "", facts=corpus.facts)
 
 
 def _sentences(kind: str) -> tuple[str, ...]:

@@ -7,43 +7,89 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from .example import JSON, Example, Question, Span
+from .example import JSON, Example, Question, Span, encode_ask
 from .fit import Room, most, tail
-from .haystacks import hay
+from .haystacks import Hay, hay
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question, the first words of its answer (put into the model's mouth), and the answers.
+
+    `gold` are the places of the needed needles in the plan's `needles`, in order of need.
+    """
+
+    question: str
+    lead: str
+    answers: tuple[str, ...]
+    gold: Sequence[int]
+
+    def said(self, room: Room) -> str:
+        return self.lead if room.templated else f"Answer: {self.lead}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one example hides and asks. `gold` are the places of the needed needles in `needles`, in order of need.
+    """What one example hides and asks.
 
-    `depths` are from 0, the haystack's first sentence, to 1. `decoy` makes one more needle that is of no use.
+    `depths` are from 0, the haystack's first sentence, to 1. `decoy` makes one more needle that is of no use. With
+    `shared`, the text is a context that every question continues; else its only question stands at its end.
     """
 
     task: str
     intro: str
     needles: Sequence[str]
     depths: Sequence[float]
-    gold: Sequence[int]
-    question: str
-    lead: str
-    answers: tuple[str, ...]
+    asks: Sequence[Ask]
     secrets: Sequence[str]  # what must not stand in the haystack by chance
     decoy: Callable[[], str]
     max_new_tokens: int
+    shared: bool = False
     meta: Mapping[str, JSON] = field(default_factory=dict)
 
 
 def hide(plan: Plan, haystack: str, room: Room, context: int, key: str) -> Example:
     """The example: as many sentences as fit, the needles among them, and a few words to fill the last gap."""
     chance = random.Random(f"{key}/haystack")
-    sentences = hay(haystack, chance.random(), plan.decoy, plan.secrets)
-    target = context - plan.max_new_tokens
+    source = hay(haystack, chance.random(), plan.decoy, plan.secrets)
+
+    def text(n: int, words: int) -> tuple[str, list[Span]]:
+        body, spans = _body(plan, source, n, words)
+        begin = len(plan.intro) + 2
+        return f"{plan.intro}\n\n{body}\n\n", [(begin + start, begin + end) for start, end in spans]
+
+    gold = [depth for ask in plan.asks for depth in (plan.depths[i] for i in ask.gold)]
+    meta = {"depths": gold, **source.facts, **plan.meta}
+    return fill(plan.task, text, plan.asks, room, context, key, plan.max_new_tokens, shared=plan.shared, meta=meta)
+
+
+def fill(
+    task: str,
+    text: Callable[[int, int], tuple[str, list[Span]]],
+    asks: Sequence[Ask],
+    room: Room,
+    context: int,
+    key: str,
+    max_new_tokens: int,
+    *,
+    shared: bool,
+    meta: Mapping[str, JSON],
+) -> Example:
+    """The example that fills the context. `text(n, words)` is its text with n pieces and so many words to fill a gap,
+    and the spans that the questions' gold counts in."""
+    continued = [room.shared("x", ask.question, ask.said(room))[1] for ask in asks] if shared else []
+    if shared:
+        made = (Question(ask.answers, ask=words) for ask, words in zip(asks, continued, strict=True))
+        max_new_tokens = max(sum(map(len, encode_ask(room.tokenizer, question))) for question in made)
+    target = context - max_new_tokens
 
     def written(n: int, words: int = 0) -> tuple[str, list[Span]]:
-        body, spans = _body(plan, [*sentences.first(n), *filter(None, [tail(words)])])
-        text = f"{plan.intro}\n\n{body}\n\n{plan.question}"
-        prompt, begin = room.prompt(text, plan.lead)
-        begin += len(plan.intro) + 2
+        body, spans = text(n, words)
+        ask = asks[0]
+        if shared:
+            prompt, _, begin = room.shared(body, ask.question, ask.said(room))
+        else:
+            prompt, begin = room.prompt(body + ask.question, ask.said(room))
         return prompt, [(begin + start, begin + end) for start, end in spans]
 
     @cache
@@ -52,28 +98,33 @@ def hide(plan: Plan, haystack: str, room: Room, context: int, key: str) -> Examp
 
     least = size(0)
     if least > target:
+        of_them = f", {max_new_tokens} of them for the longest question and its answer" if shared else ""
         raise ValueError(
-            f"task {plan.task!r} needs a context of at least {least + plan.max_new_tokens} tokens, got {context}: "
-            f"give more, or fewer needles"
+            f"task {task!r} needs a context of at least {least + max_new_tokens} tokens{of_them}, got {context}: "
+            f"give more, or ask for fewer needles"
         )
     n = most(size, target)
     words = most(partial(size, n), target, guess=target - size(n))
     prompt, spans = written(n, words)
-    question = Question(plan.answers, tuple(spans[i] for i in plan.gold))
+    questions = tuple(
+        Question(ask.answers, tuple(spans[i] for i in ask.gold), ask=continued[i] if shared else "")
+        for i, ask in enumerate(asks)
+    )
     return Example(
-        task=plan.task,
+        task=task,
         key=key,
         context=context,
         prompt=prompt,
-        questions=(question,),
-        max_new_tokens=plan.max_new_tokens,
-        meta={"prompt_tokens": size(n, words), "depths": [plan.depths[i] for i in plan.gold], **plan.meta},
+        questions=questions,
+        max_new_tokens=max_new_tokens,
+        meta={"prompt_tokens": size(n, words), **meta},
         templated=room.templated,
     )
 
 
-def _body(plan: Plan, sentences: Sequence[str]) -> tuple[str, list[Span]]:
+def _body(plan: Plan, source: Hay, n: int, words: int) -> tuple[str, list[Span]]:
     """The haystack's text, and where in it each needle of the plan is."""
+    sentences = [*source.first(n), *filter(None, [source.dressed(tail(words)) if words else ""])]
     places = sorted(range(len(plan.needles)), key=lambda i: plan.depths[i])
     pieces: list[str] = []
     spans: list[Span] = [(0, 0)] * len(plan.needles)
@@ -82,7 +133,7 @@ def _body(plan: Plan, sentences: Sequence[str]) -> tuple[str, list[Span]]:
     def put(piece: str) -> Span:
         nonlocal at
         pieces.append(piece)
-        begin, at = at, at + len(piece) + 1
+        begin, at = at, at + len(piece) + len(source.joint)
         return begin, begin + len(piece)
 
     done = 0
@@ -91,7 +142,7 @@ def _body(plan: Plan, sentences: Sequence[str]) -> tuple[str, list[Span]]:
         for sentence in sentences[done:until]:
             put(sentence)
         done = max(done, until)
-        spans[i] = put(plan.needles[i])
+        spans[i] = put(source.dressed(plan.needles[i]))
     for sentence in sentences[done:]:
         put(sentence)
-    return " ".join(pieces), spans
+    return source.joint.join(pieces), spans

@@ -14,7 +14,7 @@ from . import haystacks
 from .base import TASKS, Generated, check_least
 from .example import Example
 from .fit import Room
-from .hiding import Plan, hide
+from .hiding import Ask, Plan, hide
 from .lexicon import Drawer
 
 DIGITS = 5
@@ -28,16 +28,25 @@ class PointerChase(Generated):
     """A chain of `hops` pointers and a value, among the entries of `distractors` chains of the same length.
 
     `aloud` lets the model write down every entry on its way. Each hop is then an easy look-up of its own, but all
-    except the first happen while the answer is generated, after the prefill that a policy makes sparse.
+    except the first happen while the answer is generated, after the prefill that a policy makes sparse. With more
+    `questions` than one, so many of the chains are asked for one after the other, after one prefill.
     """
 
     hops: int = 3
     distractors: int = 4
     haystack: str = "noise"
     aloud: bool = False
+    questions: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, hops=1, distractors=0)
+        check_least(self, hops=1, distractors=0, questions=1)
+        if self.questions > self.distractors + 1:
+            raise ValueError(
+                f"{self.questions} questions need as many chains, and there are {self.distractors + 1}: "
+                f"give more distractors"
+            )
+        if self.questions > 1 and self.aloud:
+            raise ValueError("aloud is for one generated answer: drop it, or ask one question")
         haystacks.check(self.haystack)
 
     def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
@@ -45,13 +54,8 @@ class PointerChase(Generated):
         chains = [[drawer.code() for _ in range(self.hops + 1)] for _ in range(self.distractors + 1)]
         values = [drawer.number(DIGITS) for _ in chains]
         needles = [entry for chain, value in zip(chains, values, strict=True) for entry in entries(chain, value)]
-        first, gold = chains[0][0], range(self.hops + 1)
-        if self.aloud:
-            how = "Write down every entry on the way, then the value."
-            say, room_for_answer = f"Entry {first} points to", ENTRY_TOKENS * (self.hops + 1)
-        else:
-            how = "Answer with the value alone."
-            say, room_for_answer = f"Starting at entry {first}, the chain ends at the value", ENTRY_TOKENS
+        steps = self.hops + 1
+        asks = [self._ask(chains[i][0], values[i], range(steps * i, steps * (i + 1))) for i in range(self.questions)]
         spare: list[str] = []
 
         def decoy() -> str:
@@ -65,15 +69,19 @@ class PointerChase(Generated):
             intro=INTRO,
             needles=needles,
             depths=[chance.random() for _ in needles],
-            gold=gold,
-            question=f"Start at entry {first} and follow the pointers. Which value does the chain end at? {how}",
-            lead=say if room.templated else f"Answer: {say}",
-            answers=(values[0],),
+            asks=asks,
             secrets=[*values, *(code for chain in chains for code in chain)],
             decoy=decoy,
-            max_new_tokens=room_for_answer,
+            max_new_tokens=ENTRY_TOKENS * (steps if self.aloud else 1),
+            shared=self.questions > 1,
         )
         return hide(plan, self.haystack, room, context, key)
+
+    def _ask(self, first: str, value: str, gold: range) -> Ask:
+        how = "Write down every entry on the way, then the value." if self.aloud else "Answer with the value alone."
+        question = f"Start at entry {first} and follow the pointers. Which value does the chain end at? {how}"
+        lead = f"Entry {first} points to" if self.aloud else f"Starting at entry {first}, the chain ends at the value"
+        return Ask(question, lead, (value,), gold)
 
 
 def entries(chain: list[str], value: str) -> list[str]:

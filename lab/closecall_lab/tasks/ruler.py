@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from . import haystacks
 from .base import TASKS, Generated, check_least
 from .example import Example
 from .fit import Room
-from .hiding import Plan, hide
+from .hiding import Ask, Plan, hide
 from .lexicon import Drawer
 
 DIGITS = 7
 INTRO = "The text below contains one or more special numbers. Remember them: you will be asked about them afterwards."
+INTRO_KINDS = "The text below contains a few facts. Remember them: you will be asked about them afterwards."
+KINDS = (
+    "dial code", "locker number", "invoice number", "population", "serial number", "account balance", "badge number",
+    "postal code", "catalogue number", "licence number", "ticket number", "weight in grams", "reference number",
+    "membership number", "height in millimetres", "parcel number",
+)  # fmt: skip
 ANSWER_TOKENS = 16  # a number of seven digits, a token each in the worst case, and what leads to the next
 
 
@@ -23,7 +31,7 @@ def needle(key: str, value: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Needles(Generated):
-    """`asked` keys with `values` numbers each are asked for, among `others` that are not."""
+    """Keys with numbers are hidden in a haystack, and some are asked for."""
 
     haystack: str = "noise"
 
@@ -43,18 +51,12 @@ class Needles(Generated):
         depths = [chance.random() for _ in pairs]
         gold = range(asked * values)
         answers = tuple(value for _, value in pairs[: len(gold)])
-        wanted = _listed(names[:asked])
-        what, verb = ("special numbers", "are") if len(gold) > 1 else ("special number", "is")
-        say = f"The {what} of {wanted} {verb}"
         plan = Plan(
             task=str(self),
             intro=INTRO,
             needles=[needle(*pair) for pair in pairs],
             depths=depths,
-            gold=gold,
-            question=f"What {verb} the {what} of {wanted} in the text?",
-            lead=say if room.templated else f"Answer: {say}",
-            answers=answers,
+            asks=[_ask(names[:asked], answers, gold)],
             secrets=[*names, *answers],
             decoy=lambda: needle(drawer.name(), drawer.number(DIGITS)),
             max_new_tokens=ANSWER_TOKENS * len(gold),
@@ -62,25 +64,98 @@ class Needles(Generated):
         return hide(plan, self.haystack, room, context, key)
 
 
+def _ask(names: list[str], answers: tuple[str, ...], gold: Sequence[int]) -> Ask:
+    what, verb = ("special numbers", "are") if len(gold) > 1 else ("special number", "is")
+    wanted = _listed(names)
+    return Ask(
+        f"What {verb} the {what} of {wanted} in the text?", f"The {what} of {wanted} {verb}", answers=answers, gold=gold
+    )
+
+
 @TASKS.register("niah-single")
 @dataclass(frozen=True, kw_only=True)
 class Single(Needles):
-    """One needle."""
+    """One needle. With more `questions` than one, so many needles of different kinds, each with its own question.
+
+    Their words differ, so that no needle distracts from another; the questions share one prefill.
+    """
+
+    questions: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, questions=1)
+        if self.questions > len(KINDS):
+            raise ValueError(f"{self.name} knows {len(KINDS)} kinds of needles, too few for {self.questions} questions")
+
+    def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
+        if self.questions == 1:
+            return super().make(room, context, key, chance)
+        drawer = Drawer(chance)
+        kinds = chance.sample(KINDS, self.questions)
+        facts = [(f"The {kind} of {drawer.name()} is", drawer.number(DIGITS)) for kind in kinds]
+        spare = cycle(kinds)
+        plan = Plan(
+            task=str(self),
+            intro=INTRO_KINDS,
+            needles=[f"{words} {value}." for words, value in facts],
+            depths=[chance.random() for _ in facts],
+            asks=[
+                Ask(f"According to the text, what {_asked(words)}?", words, (value,), [i])
+                for i, (words, value) in enumerate(facts)
+            ],
+            secrets=[word for words, value in facts for word in (words, value)],
+            decoy=lambda: f"The {next(spare)} of {drawer.name()} is {drawer.number(DIGITS)}.",
+            max_new_tokens=0,
+            shared=True,
+        )
+        return hide(plan, self.haystack, room, context, key)
+
+
+def _asked(words: str) -> str:
+    """`The dial code of able-acorn is` as it stands in a question."""
+    thing = words.removeprefix("The ").removesuffix(" is")
+    return f"is the {thing}"
 
 
 @TASKS.register("niah-multikey")
 @dataclass(frozen=True, kw_only=True)
 class MultiKey(Needles):
-    """`keys` needles with different keys, one of them asked for. The paper has 3, RULER 4."""
+    """`keys` needles with different keys, one of them asked for. The paper has 3, RULER 4.
+
+    With more `questions` than one, so many of the keys are asked for one after the other, after one prefill.
+    """
 
     keys: int = 3
+    questions: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, keys=2)
+        check_least(self, keys=2, questions=1)
+        if self.questions > self.keys:
+            raise ValueError(f"{self.questions} questions need as many keys, and there are {self.keys}: give more keys")
 
     def counts(self) -> tuple[int, int, int]:
         return 1, 1, self.keys - 1
+
+    def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
+        if self.questions == 1:
+            return super().make(room, context, key, chance)
+        drawer = Drawer(chance)
+        names = [drawer.name() for _ in range(self.keys)]
+        values = [drawer.number(DIGITS) for _ in names]
+        plan = Plan(
+            task=str(self),
+            intro=INTRO,
+            needles=list(map(needle, names, values)),
+            depths=[chance.random() for _ in names],
+            asks=[_ask([names[i]], (values[i],), [i]) for i in range(self.questions)],
+            secrets=[*names, *values],
+            decoy=lambda: needle(drawer.name(), drawer.number(DIGITS)),
+            max_new_tokens=0,
+            shared=True,
+        )
+        return hide(plan, self.haystack, room, context, key)
 
 
 @TASKS.register("niah-multivalue")

@@ -10,7 +10,7 @@ from . import haystacks
 from .base import TASKS, Generated, check_least
 from .example import Example
 from .fit import Room
-from .hiding import Plan, hide
+from .hiding import Ask, Plan, hide
 from .lexicon import Drawer
 
 LETTERS = 5
@@ -23,15 +23,19 @@ INTRO = "The text below sets variables, now and then. Keep track of which variab
 class VariableTracking(Generated):
     """`chains` values, each handed on `hops` times; all the variables that hold the first one are asked for.
 
-    A chain's assignments stand in the order in which they happen, so it can be followed reading forwards.
+    A chain's assignments stand in the order in which they happen, so it can be followed reading forwards. With more
+    `questions` than one, the value of so many chains' last variables is asked for instead, after one prefill.
     """
 
     hops: int = 4
     chains: int = 1
     haystack: str = "noise"
+    questions: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, hops=1, chains=1)
+        check_least(self, hops=1, chains=1, questions=1)
+        if self.questions > 1 and self.questions > self.chains:
+            raise ValueError(f"{self.questions} questions need as many chains, and there are {self.chains}: give more")
         haystacks.check(self.haystack)
 
     def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
@@ -43,22 +47,35 @@ class VariableTracking(Generated):
         for value, chain in zip(values, variables, strict=True):
             needles += assignments(value, chain)
             depths += sorted(chance.random() for _ in chain)
-        gold = range(self.hops + 1)
-        say = f"The variables that hold {values[0]} are"
+        steps = self.hops + 1
+        if self.questions == 1:
+            asks = [_all_of(values[0], variables[0])]
+        else:
+            asks = [
+                _value_of(variables[i][-1], values[i], range(steps * i, steps * (i + 1))) for i in range(self.questions)
+            ]
         plan = Plan(
             task=str(self),
             intro=INTRO,
             needles=needles,
             depths=depths,
-            gold=gold,
-            question=f"Which variables hold the value {values[0]} at the end? Name all {len(gold)} of them.",
-            lead=say if room.templated else f"Answer: {say}",
-            answers=tuple(variables[0]),
+            asks=asks,
             secrets=[*values, *(name for chain in variables for name in chain)],
             decoy=lambda: assignments(drawer.number(DIGITS), [drawer.letters(LETTERS)])[0],
-            max_new_tokens=8 * len(gold),
+            max_new_tokens=8 * steps,
+            shared=self.questions > 1,
         )
         return hide(plan, self.haystack, room, context, key)
+
+
+def _all_of(value: str, chain: list[str]) -> Ask:
+    question = f"Which variables hold the value {value} at the end? Name all {len(chain)} of them."
+    return Ask(question, f"The variables that hold {value} are", tuple(chain), range(len(chain)))
+
+
+def _value_of(variable: str, value: str, gold: range) -> Ask:
+    question = f"Which value does variable {variable} hold at the end? Answer with the number alone."
+    return Ask(question, f"Variable {variable} holds the value", (value,), gold)
 
 
 def assignments(value: str, chain: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from closecall.triggers.calibrated import Calibrated, Threshold, mean_margin, th
 from closecall.triggers.quantile import Quantile
 
 from .. import tasks
-from ..eval.measure import Subject
+from ..eval.subject import Subject
 from ..spine.table import Column, Table
 from ..tasks.example import encode_example
 from .diagnose import Say, say

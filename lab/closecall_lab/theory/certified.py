@@ -19,7 +19,7 @@ from closecall.policy import Policy
 from closecall.selection import Selection
 
 from .. import tasks
-from ..eval.measure import Subject
+from ..eval.subject import Subject
 from ..spine.table import Column, Table
 from ..tasks.example import encode_example
 from .diagnose import Say, Study, say

@@ -86,7 +86,7 @@ def run_diagnose(args: argparse.Namespace) -> None:
     _need(args)
     from closecall.scorers.base import SCORERS
 
-    from ..eval.measure import Subject
+    from ..eval.subject import Subject
     from . import certified
     from .diagnose import Study, diagnose
     from .dump import NAME
@@ -162,8 +162,8 @@ def run_calibrate(args: argparse.Namespace) -> None:
         raise ValueError(f"--check takes a number of prompts, 0 for none, got {args.check}")
     import dataclasses
 
-    from ..eval.measure import Subject
     from ..eval.panel import Spec
+    from ..eval.subject import Subject
     from .calibrate import calibrate, router_of
 
     policy = Spec.parse(args.policy).policy(count("--budget")(args.budget))

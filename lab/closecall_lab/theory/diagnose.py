@@ -18,7 +18,7 @@ from closecall.rules.base import RULES
 from closecall.scorers.base import SCORERS
 
 from .. import tasks
-from ..eval.measure import Subject
+from ..eval.subject import Subject
 from ..tasks.example import Encoded, Example, answer_tokens, encode_example, gold_blocks
 from .cells import check_context, check_scorer, measure
 from .dump import Writer

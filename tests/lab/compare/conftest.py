@@ -11,7 +11,7 @@ import torch
 
 from closecall_lab.eval import statistics
 from closecall_lab.eval.compare.capture import Capture, capture
-from closecall_lab.eval.measure import Subject
+from closecall_lab.eval.subject import Subject
 
 LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 16
 TASKS = ("probe-needle", "probe-scattered:keys=8,questions=3")

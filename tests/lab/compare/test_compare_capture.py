@@ -16,7 +16,7 @@ from safetensors import safe_open
 from closecall_lab import tasks
 from closecall_lab.eval.compare import capture as module
 from closecall_lab.eval.compare.capture import Capture, CaptureError, capture
-from closecall_lab.eval.measure import Subject
+from closecall_lab.eval.subject import Subject
 
 NEEDLE = {"task_names": ("probe-needle",), "contexts": (256,), "n": 2}
 
@@ -88,7 +88,7 @@ def test_what_is_captured_is_what_the_model_computed(captured: Capture, subject:
 KILLED = """
 import os, signal, sys
 from closecall_lab.eval.compare import capture as module
-from closecall_lab.eval.measure import Subject
+from closecall_lab.eval.subject import Subject
 save, left = module.save_layer, [3]
 def dying(*args, **kwargs):
     save(*args, **kwargs)

@@ -16,9 +16,9 @@ import closecall
 from closecall import cli
 from closecall_lab.eval import harness, lm_eval, runner
 from closecall_lab.eval.harness import Harness, LmEval
-from closecall_lab.eval.measure import Subject
 from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
+from closecall_lab.eval.subject import Subject
 from closecall_lab.probes import text, words
 
 pytest.importorskip("lm_eval")

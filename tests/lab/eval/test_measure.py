@@ -20,7 +20,8 @@ import closecall_lab.probes
 from closecall.models.load import INCIDENTAL, fingerprint
 from closecall_lab import tasks
 from closecall_lab.eval import measure as measuring
-from closecall_lab.eval.measure import Subject, measure
+from closecall_lab.eval.measure import measure
+from closecall_lab.eval.subject import Subject
 from closecall_lab.tasks import Example, Question, encode_example, gold_blocks
 
 POLICIES = {

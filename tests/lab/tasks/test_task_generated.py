@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from closecall_lab import tasks
 from closecall_lab.tasks import encode_example, gold_blocks
 from closecall_lab.tasks.base import Generated
-from closecall_lab.tasks.example import Example
+from closecall_lab.tasks.example import Example, encode_ask
 from closecall_lab.tasks.fit import Room
 
 NEEDLES = [
@@ -30,6 +31,18 @@ NEEDLES = [
     "pointer-chase",
     "pointer-chase:hops=2,distractors=6,haystack=prose",
     "pointer-chase:haystack=needles,aloud=yes",
+]
+SHARED = [  # many questions, each a continuation of one context
+    "niah-single:questions=8,haystack=code",
+    "niah-single:questions=8",
+    "niah-multikey:keys=16,questions=8,haystack=manuals",
+    "niah-multikey:keys=4,questions=4,haystack=licences",
+    "variable-tracking:hops=1,chains=8,questions=8",
+    "pointer-chase:hops=1,distractors=9,haystack=docstrings,questions=8",
+    "code-function",
+    "code-function:bare=yes",
+    "code-constant",
+    "code-caller:questions=12",
 ]
 COUNTS = ["common-words:common=5,repeats=8,others=2", "frequent-words", "frequent-words:frequent=8"]
 PROBES = [
@@ -83,6 +96,76 @@ def test_lengths_and_blocks_of_needles(name: str, context: int, tokenizer: Any) 
     for example in some(name, tokenizer, context):
         check_length(example, tokenizer, slack=0)
         check_blocks(example, tokenizer)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_one_context_and_many_questions_that_continue_it(name: str, tokenizer: Any) -> None:
+    for example in some(name, tokenizer, 4096, n=1):
+        # A piece of code is filled up with a comment, whose first word is two tokens; template tails fit the rest.
+        check_length(example, tokenizer, slack=6)
+        check_blocks(example, tokenizer)
+        assert example.shared
+        assert len(example.questions) == int(*re.findall(r"questions=(\d+)", name) or ["8"])
+        assert len({q.ask for q in example.questions}) == len(example.questions)
+        for question in example.questions:
+            (answer,) = question.answers
+            assert answer not in question.ask
+            assert question.gold
+            assert answer in "".join(example.prompt[a:b] for a, b in question.gold)
+            asked = encode_ask(tokenizer, question)
+            assert tokenizer.decode(asked.answer).strip() == answer
+            assert example.meta["prompt_tokens"] + len(asked.ids) + len(asked.answer) <= example.context
+        # The prompt is what comes before the first question in the prompt that asks it at its end.
+        whole = Room(tokenizer).prompt("CONTEXT QUESTION", "LEAD")[0]
+        assert example.prompt.startswith(whole[: whole.index("CONTEXT")])
+        end = whole[whole.index("QUESTION") + 8 : whole.index("LEAD")]
+        assert all(end in q.ask for q in example.questions)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_shared_context_is_the_same_again(name: str, plain: Any) -> None:
+    two = some(name, plain, 4096, n=2)
+    assert [e.digest() for e in some(name, plain, 4096, n=2)] == [e.digest() for e in two]
+    assert two[0].prompt != two[1].prompt
+    assert {e.task for e in two} == {name}
+
+
+def test_code_questions_have_one_answer_in_the_file(plain: Any) -> None:
+    """By reading the file with Python's own parser."""
+    (example,) = some("code-caller", plain, 8192, n=1)
+    tree = ast.parse(example.prompt.split("```python\n")[1].split("```")[0])
+    for question in example.questions:
+        callee = re.findall(r"calls `(\w+)`", question.ask)[0]
+        callers = {
+            f.name
+            for f in tree.body
+            if isinstance(f, ast.FunctionDef)
+            for call in ast.walk(f)
+            if isinstance(call, ast.Call) and callee in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))
+        }
+        assert callers == set(question.answers)
+    (example,) = some("code-constant", plain, 8192, n=1)
+    values = [
+        (node.targets[0].id, ast.literal_eval(node.value))  # type: ignore[attr-defined]
+        for node in ast.parse(example.prompt.split("```python\n")[1].split("```")[0]).body
+        if isinstance(node, ast.Assign)
+    ]
+    assert len(values) == 16
+    for question in example.questions:
+        name = re.findall(r"`(\w+)` set to", question.ask)[0]
+        assert [v for n, v in values if n == name] == [ast.literal_eval(question.answers[0])]
+    (example,) = some("code-function:bare=yes", plain, 8192, n=1)
+    assert not any(re.findall(r"does this: (.*)\?", q.ask)[0] in example.prompt for q in example.questions)
+    names = re.findall(r"^def (\w+)", example.prompt, re.MULTILINE)
+    assert len(names) == len(set(names)) > 20
+    assert {q.answers[0] for q in example.questions} <= set(names)
+
+
+def test_a_context_too_small_for_its_questions_names_both(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"at least \d+ tokens, \d+ of them for the longest question .*, got 100"):
+        some("niah-multikey:keys=8,questions=8", plain, 100, n=1)
+    with pytest.raises(ValueError, match="9 questions need as many keys, and there are 4"):
+        tasks.get("niah-multikey:keys=4,questions=9")
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

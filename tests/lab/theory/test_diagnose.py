@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import closecall
 from closecall.scorers.base import Scorer
-from closecall_lab.eval.measure import Subject
+from closecall_lab.eval.subject import Subject
 from closecall_lab.theory import certified, signals
 from closecall_lab.theory.analysis import analyse, fire_all, head_noise
 from closecall_lab.theory.cells import COLUMNS, STATISTICS, check_scorer, measure

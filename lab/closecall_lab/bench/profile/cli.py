@@ -134,7 +134,7 @@ def _model(args: argparse.Namespace) -> Any:
         raise ValueError(f"--dtypes {args.dtypes}: a model is loaded in one type; run the command once for each")
     from closecall.models.load import load_model, own_name
 
-    from ...eval.measure import Subject
+    from ...eval.subject import Subject
     from ...report.compose import slug
     from .model_run import ModelProfile
 

@@ -25,7 +25,7 @@ from closecall.registry import unknown
 
 from ... import tasks
 from ...tasks.example import Encoded, Example, Question, answer_tokens, encode_example, tokens_of
-from ..measure import Subject
+from ..subject import Subject
 
 FORMAT = 1
 RESERVE = 2**28  # bytes of the disk that are left alone

@@ -90,9 +90,9 @@ def _add_capture(commands: Commands) -> None:
 
 
 def run_capture(args: argparse.Namespace) -> None:
-    from ..measure import Subject
     from ..panel import split
     from ..runner import log
+    from ..subject import Subject
     from . import capture
 
     for option, given in (("--model", args.model), ("--tasks", args.tasks)):

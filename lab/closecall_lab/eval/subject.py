@@ -1,0 +1,81 @@
+"""The model under evaluation, and whether this machine has room for what it is to read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from closecall.models.load import LoadedModel, fingerprint, load_model, without_bars
+from closecall.registry import unknown
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under evaluation. `fingerprint` is a hash of its configuration and of every byte of its weights."""
+
+    loaded: LoadedModel
+    fingerprint: str
+
+    @classmethod
+    def open(cls, name: str, *, dtype: str | None = None) -> Subject:
+        """By the name of a probe (`probe`, `probe:qwen3`, `probe:qwen3:2` for its seed 2), or as `load_model` takes."""
+        loaded = _probe(name) if name.split(":")[0] == "probe" else load_model(name, dtype=dtype)
+        return cls(loaded, fingerprint(loaded.model, whole=True))
+
+    def key_value_bytes(self, tokens: int) -> int:
+        """What the keys and values of so many tokens take in all layers."""
+        config = self.loaded.model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * width * tokens * self.loaded.model.dtype.itemsize)
+
+    def check_room(self, tokens: int) -> None:
+        """Refuses a context whose keys and values do not fit into the free memory, before any of it is read."""
+        # A question continues a copy of the context's keys and values, layer by layer: they are there twice.
+        need, free = 2 * self.key_value_bytes(tokens), free_memory()
+        if self.loaded.model.device.type == "cpu" and free is not None and need > free:
+            raise ValueError(
+                f"{tokens} tokens need {need / GIB:.2g} GiB for keys and values on {self.loaded.own_name}, and "
+                f"{free / GIB:.2g} GiB are free: use a shorter context, fewer --jobs, or --dtype bf16"
+            )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"label": self.loaded.label, "context": self.loaded.context, "dtype": str(self.loaded.model.dtype)}
+
+
+def _probe(name: str) -> LoadedModel:
+    from .. import probes
+
+    _, kind, seed = ([*name.split(":"), "", ""])[:3]
+    kind, seed = kind or "qwen2", seed or "0"
+    if name.count(":") > 2 or not seed.isdigit():
+        raise ValueError(f"a probe is written probe:NAME or probe:NAME:SEED, got {name!r}")
+    if kind not in probes.names():
+        raise unknown("probe", kind, probes.names())
+    with without_bars():
+        model, tokenizer = probes.load(kind, seed=int(seed))
+    label = f"closecall's {kind}-shaped probe, seed {seed}"
+    ready: Any = model
+    return LoadedModel(name, label, ready.eval().requires_grad_(False), tokenizer, None, fingerprint(model))
+
+
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached()
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _cached() -> int:
+    """Bytes of cached files, which Linux gives up when memory is asked for."""
+    try:
+        with open("/proc/meminfo") as lines:
+            sizes = dict(line.split(":", 1) for line in lines)
+        return 1024 * (int(sizes["MemAvailable"].split()[0]) - int(sizes["MemFree"].split()[0]))
+    except (OSError, KeyError, ValueError):
+        return 0
