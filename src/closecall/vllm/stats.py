@@ -1,0 +1,92 @@
+"""What the plugin did: sums over layers and steps, in the log every ten seconds and, where asked, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from prometheus_client import REGISTRY, start_http_server
+from prometheus_client.core import CounterMetricFamily
+from vllm.logger import init_logger
+
+from ..selection import Selection
+
+logger = init_logger("vllm.closecall")
+EVERY = 10.0  # seconds
+
+
+@dataclass
+class Totals:
+    """Sums since the start."""
+
+    kept: int = 0  # blocks, over heads and tiles
+    visible: int = 0
+    triggered: int = 0  # (head, tile) cells
+    cut: int = 0
+    prompt_rows: int = 0  # (row, layer) pairs
+    dense_rows: int = 0
+    seconds: float = 0.0  # in attention
+
+    def add(self, made: Selection | None, rows: int, seconds: float) -> None:
+        self.seconds += seconds
+        chosen = 0
+        if made is not None:
+            heads = made.counts.shape[1]
+            chosen = int(made.geometry.rows.sum())
+            self.kept += int(made.counts.sum())
+            self.visible += int(made.geometry.visible.sum()) * heads
+            self.triggered += int(made.triggered.sum())
+            self.cut += int((~made.margin.isnan()).sum())
+        self.prompt_rows += chosen
+        self.dense_rows += rows - chosen
+
+    def since(self, other: Totals) -> Totals:
+        return Totals(*(getattr(self, f) - getattr(other, f) for f in self.__dataclass_fields__))
+
+    def line(self) -> str:
+        kept = f"kept {self.kept / self.visible:.1%} of visible blocks" if self.visible else "nothing selected"
+        fired = f", {self.triggered / self.cut:.1%} of cut tiles got more" if self.triggered and self.cut else ""
+        return (
+            f"{kept}{fired}; {self.prompt_rows} sparse and {self.dense_rows} dense rows over all layers, "
+            f"{self.seconds:.2f} s in attention"
+        )
+
+
+class Stats:
+    """The totals of this worker."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self._logged, self._when = Totals(), time.monotonic()
+
+    def add(self, made: Selection | None, rows: int, seconds: float) -> None:
+        self.totals.add(made, rows, seconds)
+        now = time.monotonic()
+        if now - self._when >= EVERY and self.totals.prompt_rows > self._logged.prompt_rows:
+            logger.info("closecall, last %.0f s: %s", now - self._when, self.totals.since(self._logged).line())
+            self._logged, self._when = Totals(**vars(self.totals)), now
+
+
+STATS = Stats()  # one worker process serves one engine
+
+
+class _Collector:
+    NAMES: ClassVar[dict[str, str]] = {
+        "kept": "Kept blocks, over heads and tiles of prompts",
+        "visible": "Visible blocks, over heads and tiles of prompts",
+        "triggered": "Heads of tiles that got more blocks than the others",
+        "cut": "Heads of tiles in which something was left out",
+        "prompt_rows": "Rows computed sparse, over layers",
+        "dense_rows": "Rows computed dense in sparse layers: decoding, short prompts",
+        "seconds": "Seconds in attention",
+    }
+
+    def collect(self) -> list[CounterMetricFamily]:
+        names = self.NAMES.items()
+        return [CounterMetricFamily(f"closecall_{n}", text, value=getattr(STATS.totals, n)) for n, text in names]
+
+
+def serve_metrics(port: int) -> None:
+    REGISTRY.register(_Collector())
+    start_http_server(port, addr="127.0.0.1")

@@ -1,0 +1,61 @@
+"""vLLM's CPU worker, which hands our metadata builders the prompt lengths and says at start what is active."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from .backend import Builder, Impl, layer_number
+from .settings import RefusedError, Settings, layer_spans
+from .stats import STATS, serve_metrics
+
+logger = init_logger("vllm.closecall")
+
+
+class Worker(CPUWorker):
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        settings = Settings.read(self.vllm_config.additional_config)
+        if settings is None:
+            raise RefusedError("the worker was started without settings")
+        self._hand_over_prompts(settings)
+        self._say_what_is_active(settings)
+        if settings.metrics_port:
+            serve_metrics(settings.metrics_port + self.rank)
+
+    def closecall_stats(self) -> dict[str, float]:
+        """The totals of this worker, for `LLM.collective_rpc`."""
+        return dict(vars(STATS.totals))
+
+    def _hand_over_prompts(self, settings: Settings) -> None:
+        runner = self.model_runner
+        if not hasattr(getattr(runner, "input_batch", None), "num_prompt_tokens_cpu_tensor"):
+            raise RefusedError("this model runner does not tell prompt lengths: set VLLM_USE_V2_MODEL_RUNNER=0")
+        for groups in runner.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    if isinstance(builder, Builder):
+                        builder.min_context = settings.min_context
+                        builder.prompt_lens = lambda n: runner.input_batch.num_prompt_tokens_cpu_tensor[:n]
+
+    def _say_what_is_active(self, settings: Settings) -> None:
+        layers = self.vllm_config.compilation_config.static_forward_context
+        active: list[int] = []
+        dense: dict[str, list[int]] = {}
+        for name, layer in layers.items():
+            impl = getattr(layer, "impl", None)
+            if not isinstance(impl, Impl):
+                continue
+            why = impl.prepare(name, layer, settings)
+            (active if why is None else dense.setdefault(why, [])).append(layer_number(name))
+        left_out = "; ".join(f"layers {layer_spans(which)} stay vLLM's: {why}" for why, which in dense.items())
+        if not active:
+            raise RefusedError(
+                f"no attention layer of this model can be sparse: {left_out or 'it has none of the kind'}"
+            )
+        if self.rank == 0:
+            rows = f", prompts of {settings.min_context} tokens or more" if settings.min_context else ""
+            note = f"; {left_out}" if left_out else ""
+            logger.info("closecall is active in layers %s%s: %s%s", layer_spans(active), rows, settings.policy, note)
