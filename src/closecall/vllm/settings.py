@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..chunks import chunk_proof
-from ..policy import Policy, policy
+from ..policy import PRESETS, Policy, as_policy, policy
 from ..registry import unknown
 
 ENVIRONMENT = "CLOSECALL_VLLM"
@@ -70,20 +69,12 @@ class Settings:
     def _made(cls, mine: dict[str, Any]) -> Settings:
         name = mine["policy"]
         overrides = {key: value for key, value in mine.items() if key not in OURS}
-        if name.endswith(".json"):
-            if overrides:
-                raise RefusedError(
-                    f"a policy from a file is complete: {', '.join(overrides)} cannot be given beside {name}"
-                )
-            made = Policy.from_json(Path(name).read_text())
-        else:
-            made = policy(name, **overrides)
-        made = chunk_proof(made)
-        most, budget = made.most_forced, made.rule.tile_budget
-        if made.tile % made.block == 0:  # tiles lie on the block grid, so a tile overlaps no block in part
-            most = made.sinks + made.tile // made.block
-        if budget is not None and budget <= most:
-            raise made.no_room(most, "forced blocks of a tile")
+        if overrides and name not in PRESETS and "-on-" not in name:
+            raise RefusedError(f"{', '.join(overrides)} cannot be given beside {name!r}, only beside a policy's name")
+        made = chunk_proof(policy(name, **overrides) if overrides else as_policy(name))
+        budget, forced = made.rule.tile_budget, made.sinks + made.tile // made.block  # tiles lie on the block grid
+        if budget is not None and budget <= forced:
+            raise made.no_room(forced, "forced blocks of a tile")
         numbers = {"min_context": mine.get("min_context", 0), "metrics_port": mine.get("metrics_port", 0)}
         for key, value in numbers.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
