@@ -114,8 +114,15 @@ class Geometry:
         ]
 
 
-def _build(q_len: int, k_len: int, block: int, tile: int, spans: list[list[tuple[int, int, int, int]]]) -> Geometry:
-    """From, per batch row, its sequences as (first row, rows, first key, keys)."""
+Spans = tuple[tuple[tuple[int, int, int, int], ...], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _build(q_len: int, k_len: int, block: int, tile: int, spans: Spans) -> Geometry:
+    """From, per batch row, its sequences as (first row, rows, first key, keys).
+
+    Every layer of a model asks for the same plan, padded and packed ones too, and backends keep what they make of it.
+    """
     tiles = []
     number = 0
     for sequences in spans:
@@ -132,13 +139,12 @@ def _build(q_len: int, k_len: int, block: int, tile: int, spans: list[list[tuple
     row_, rows_, key_, pos_, sequence_ = (c.contiguous() for c in table.unbind(-1))
     return Geometry(
         q_len, k_len, block, tile, -(-longest // block), row_, rows_, key_, pos_, sequence_,
-        whole=all(s == [(0, q_len, 0, k_len)] for s in spans),
+        whole=all(s == ((0, q_len, 0, k_len),) for s in spans),
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=256)
 def _whole(batch: int, q_len: int, k_len: int, block: int, tile: int) -> Geometry:
-    return _build(q_len, k_len, block, tile, [[(0, q_len, 0, k_len)]] * batch)
+    return _build(q_len, k_len, block, tile, (((0, q_len, 0, k_len),),) * batch)
 
 
 def _from_padding(q_len: int, block: int, tile: int, key_padding: Tensor) -> Geometry:
@@ -168,13 +174,13 @@ def _from_runs(q_len: int, k_len: int, block: int, tile: int, runs: list[list[tu
         rows = [(max(0, start - offset), min(q_len, start + keys - offset)) for start, keys in mine]
         paired = zip(rows, mine, strict=True)
         spans.append(
-            [
+            tuple(
                 (low, high - low, start, low + offset - start + high - low)
                 for (low, high), (start, _) in paired
                 if high > low
-            ]
+            )
         )
-    return _build(q_len, k_len, block, tile, spans)
+    return _build(q_len, k_len, block, tile, tuple(spans))
 
 
 def from_segments(q_len: int, block: int, tile: int, segments: Tensor) -> Geometry:
@@ -197,8 +203,8 @@ def _from_packed(length: int, block: int, tile: int, cu_seqlens: Tensor) -> Geom
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != length or any(a > b for a, b in itertools.pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from 0 to the packed length {length}, got {bounds}")
-    spans = [(a, b - a, a, b - a) for a, b in itertools.pairwise(bounds) if b > a]
-    return _build(length, length, block, tile, [spans])
+    spans = tuple((a, b - a, a, b - a) for a, b in itertools.pairwise(bounds) if b > a)
+    return _build(length, length, block, tile, (spans,))
 
 
 def plan(

@@ -22,6 +22,10 @@ class Dialect:
     copy: re.Pattern[str]  # an asynchronous copy of whole rows, not of single numbers such as block indices
     load: re.Pattern[str]  # a read of device memory into registers
     scalar: re.Pattern[str]  # a multiply-add of single float32 numbers, which is what IEEE products are made of
+    wait: re.Pattern[str]  # for copies or loads; group 1: how many of the latest may still be on their way
+    barrier: re.Pattern[str]  # of the thread block
+    share: re.Pattern[str]  # a write to shared memory from registers
+    instruction: re.Pattern[str]
 
 
 PTX = Dialect(
@@ -35,6 +39,10 @@ PTX = Dialect(
     ),
     load=re.compile(r"\bld\.global"),
     scalar=re.compile(r"\bfma\.rn(?:\.ftz)?\.f32"),
+    wait=re.compile(r"\bcp\.async\.wait_group\s+(\w+)"),
+    barrier=re.compile(r"\bbar(?:rier)?\.(?:cta\.)?sync\b"),
+    share=re.compile(r"\b(?:st\.shared|stmatrix)"),
+    instruction=re.compile(r"^\s*(?:@!?%\w+\s+)?[a-z][\w.:]+(?:\s|;)"),
 )
 AMD = Dialect(
     label=re.compile(r"^(\.LBB\w+):"),
@@ -44,8 +52,11 @@ AMD = Dialect(
     copy=re.compile(r"\b(?:buffer|global)_load_(?:lds_)?dwordx?\w*.*\blds\b|\bglobal_load_lds_"),
     load=re.compile(r"\b(?:buffer|global|flat)_load_"),
     scalar=re.compile(r"\bv_(?:pk_)?fm(?:a|ac|amk|aak)_f32"),
+    wait=re.compile(r"\bs_waitcnt\b.*\bvmcnt\((\d+)\)"),
+    barrier=re.compile(r"\bs_barrier\b"),
+    share=re.compile(r"\bds_write"),
+    instruction=re.compile(r"^\s+[a-z]\w+(?:\s|$)"),
 )
-WAIT = re.compile(r"\bs_waitcnt\b.*\bvmcnt\((\d+)\)")
 AMD_MEMORY = re.compile(r"\b(?:buffer|global|flat|scratch)_(?:load|store|atomic)")
 WIDE = re.compile(r"\b(?:buffer|global|flat)_load_(?:lds_)?dwordx[234]")
 
@@ -144,14 +155,23 @@ def loops(text: str, dialect: Dialect) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Loop:
-    """What one turn of a loop does. `ahead`: on AMD, wide loads still in flight while tensor cores work."""
+    """What one turn of a loop does.
+
+    `waits`: how many copies, or on AMD loads, each wait leaves on their way. `ahead`: on AMD, how many of the `wide`
+    loads are still in flight while tensor cores work.
+    """
 
     tensor: int
     tensor_kind: str | None
     scalar: int
     copies: int
     loads: int
+    wide: int
     ahead: int
+    waits: tuple[int, ...]
+    barriers: int
+    shared_stores: int
+    instructions: int
 
 
 def _count(pattern: re.Pattern[str], lines: Iterable[str]) -> int:
@@ -172,7 +192,7 @@ def loads_ahead(body: list[str]) -> int:
                 flying.append((turn == 0 and bool(WIDE.search(line)), False))
             elif AMD.tensor.search(line):
                 flying = [(counts, True) for counts, _ in flying]
-            elif wait := WAIT.search(line):
+            elif wait := AMD.wait.search(line):
                 left = int(wait[1])
                 done, flying = (flying[:-left], flying[-left:]) if left else (flying, [])
                 overlapped += sum(counts and product for counts, product in done)
@@ -187,8 +207,29 @@ def read_loop(body: list[str], dialect: Dialect) -> Loop:
         scalar=_count(dialect.scalar, body),
         copies=_count(dialect.copy, body),
         loads=_count(dialect.load, body),
+        wide=_count(WIDE, body),
         ahead=loads_ahead(body) if dialect is AMD else 0,
+        waits=tuple(int(match[1], 0) for line in body if (match := dialect.wait.search(line))),
+        barriers=_count(dialect.barrier, body),
+        shared_stores=_count(dialect.share, body),
+        instructions=_count(dialect.instruction, body),
     )
+
+
+# A buffer that copies go through: [depth, rows, columns] of a float type.
+_BUFFER = re.compile(r"ttg\.local_alloc\s*:\s*\(\)\s*->\s*!ttg\.memdesc<(\d+)x\d+x\d+x(?:bf16|f16|f32)\b")
+_LAYOUT = re.compile(r"^#\w+ = #ttg\.(?:nvidia_mma|amd_mfma)<\{.*?warpsPerCTA = \[([\d, ]+)\]", re.MULTILINE)
+
+
+def buffers(ttgir: str) -> int:
+    """How many turns of a loop the shallowest of its buffers holds; 0 if copies go through none."""
+    return min((int(depth) for depth in _BUFFER.findall(ttgir)), default=0)
+
+
+def warps(ttgir: str) -> str | None:
+    """How the products lay out their warps, rows by columns: with one column, a row stays inside a warp. None where
+    products are not laid out over warps (tcgen05)."""
+    return ", ".join(sorted({layout.replace(", ", " x ") for layout in _LAYOUT.findall(ttgir)})) or None
 
 
 # A tensor-core instruction does the work of at least this many multiply-adds of a warp (mma.m16n8k16: 2048 / 32).

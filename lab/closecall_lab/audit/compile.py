@@ -6,7 +6,6 @@ process that has Triton's interpreter switched on (which compiles nothing) can s
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import json
@@ -15,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +21,8 @@ from typing import Any, Protocol
 from closecall.models.cache import cache_dir
 from closecall.registry import unknown
 
-from . import assembly, devices
+from . import assembly, devices, facts
+from .facts import Facts
 
 VARIANTS = "closecall.backends.triton.variants"
 MODULE = "closecall_lab.audit.compile"
@@ -58,87 +57,6 @@ class Variant(Protocol):
     def dtype(self) -> str: ...
     @property
     def arch(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a variant compiled to. Bytes, and registers per thread, unless a name says otherwise.
-
-    `tensor` counts the tensor-core instructions in one turn of the main loop, `copies` the asynchronous copies there.
-    A turn takes `rows` queries and `keys` keys of a key block of `block`; all None if the kernel has no such step.
-    AMD has no stack of its own name: `stack` is its private segment. `scalar_spills` counts its scalar registers that
-    are parked in lanes of vector registers: they cost instructions, but no memory. `must_pipeline` is what the variant
-    promises.
-    """
-
-    name: str
-    arch: str
-    head_dim: int
-    dtype: str
-    num_warps: int
-    num_stages: int
-    must_pipeline: bool
-    rows: int | None
-    keys: int | None
-    block: int | None
-    registers: int
-    scalar_registers: int | None
-    stack: int
-    spills: int
-    scalar_spills: int | None
-    shared: int
-    tensor_columns: int
-    loop: bool
-    tensor: int
-    tensor_kind: str | None
-    copies: int
-    loads: int
-    loads_ahead: int
-    resident_blocks: int
-    resident_warps: int
-    limit: str
-
-    @property
-    def pipelined(self) -> bool | None:
-        """Whether the main loop fetches the next keys and values while it works on these; None if there is no loop.
-
-        NVIDIA: asynchronous copies inside the loop. AMD: loads still in flight while tensor cores work, which is what
-        the assembly shows; how much of the latency that hides, it does not show.
-        """
-        if not self.loop:
-            return None
-        return (self.copies or self.loads_ahead) > 0
-
-    @property
-    def tensor_per_block(self) -> int | None:
-        """Tensor-core instructions for a whole key block, of kernels that go through key blocks."""
-        if not self.must_pipeline or not self.keys or not self.block:
-            return None
-        return self.tensor * -(-self.block // self.keys)
-
-    def problems(self) -> list[str]:
-        """What breaks the aims every variant has to meet; empty if nothing does."""
-        target = devices.target(self.arch)
-        found = []
-        if self.stack:
-            found.append(f"{self.stack} bytes of stack")
-        if self.spills:
-            found.append(f"{self.spills} spills")
-        if self.shared > target.shared_per_block:
-            found.append(f"{self.shared} bytes of shared memory, {target.shared_per_block} is the limit")
-        elif self.resident_blocks == 0:
-            found.append(f"not one thread block fits ({self.limit})")
-        if self.must_pipeline and target.backend == "cuda" and not self.pipelined:
-            found.append("main loop not pipelined")
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        derived = {"pipelined": self.pipelined, "tensor_per_block": self.tensor_per_block, "problems": self.problems()}
-        return dataclasses.asdict(self) | derived
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Facts:
-        return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
 
 
 def _nvidia(compiled: Any) -> dict[str, int | None]:
@@ -226,7 +144,14 @@ def build(variant: Variant) -> Facts:
         tensor_kind=loop.tensor_kind if loop else None,
         copies=loop.copies if loop else 0,
         loads=loop.loads if loop else 0,
+        wide_loads=loop.wide if loop else 0,
         loads_ahead=loop.ahead if loop else 0,
+        waits=loop.waits if loop else (),
+        buffers=assembly.buffers(compiled.asm["ttgir"]),
+        barriers=loop.barriers if loop else 0,
+        shared_stores=loop.shared_stores if loop else 0,
+        instructions=loop.instructions if loop else 0,
+        warps=assembly.warps(compiled.asm["ttgir"]),
         resident_blocks=resident.blocks,
         resident_warps=resident.warps,
         limit=resident.limit,
@@ -237,7 +162,7 @@ def build(variant: Variant) -> Facts:
 def _key(variant: Variant) -> str:
     """Changes with the kernel's source and all it calls, its parameters, the compiler, and the way we read binaries."""
     triton: Any = importlib.import_module("triton")
-    readers = (Path(module.__file__ or "").read_bytes() for module in (assembly, devices, sys.modules[__name__]))
+    readers = (Path(module.__file__ or "").read_bytes() for module in (assembly, devices, facts, sys.modules[__name__]))
     parts = [
         triton.__version__,
         variant.arch,
@@ -256,15 +181,15 @@ def _remembered(variant: Variant, directory: Path) -> Facts:
         return Facts.from_dict(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError):  # not there, or cut off while it was written
         pass
-    facts = build(variant)
+    made = build(variant)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(facts.to_dict()))
+        part.write_text(json.dumps(made.to_dict()))
         os.replace(part, path)
     except OSError as error:  # a full or read-only disk costs only the time of compiling again
         print(f"closecall: not remembered in {directory}: {error}", file=sys.stderr)
-    return facts
+    return made
 
 
 def _serve(module: str, directory: Path) -> None:

@@ -71,14 +71,14 @@ class Target:
         return Residency(blocks, blocks * warps, min(limits, key=lambda name: limits[name]))
 
 
-def _nvidia(number: int, shared_kib: int, tensor_columns: int = 0) -> Target:
+def _nvidia(number: int, shared_kib: int, tensor_columns: int = 0, max_warps: int = 64, max_blocks: int = 32) -> Target:
     return Target(
         arch=f"sm_{number}",
         backend="cuda",
         number=number,
         warp_size=32,
-        max_warps=64,
-        max_blocks=32,
+        max_warps=max_warps,
+        max_blocks=max_blocks,
         schedulers=4,
         registers=65_536,
         register_unit=256,
@@ -94,8 +94,11 @@ def _nvidia(number: int, shared_kib: int, tensor_columns: int = 0) -> Target:
 
 TARGETS: dict[str, Target] = {
     "sm_80": _nvidia(80, 164),
+    "sm_86": _nvidia(86, 100, max_warps=48, max_blocks=16),
+    "sm_89": _nvidia(89, 100, max_warps=48, max_blocks=24),
     "sm_90": _nvidia(90, 228),
     "sm_100": _nvidia(100, 228, tensor_columns=512),
+    "sm_120": _nvidia(120, 100, max_warps=48, max_blocks=24),
     "gfx942": Target(
         arch="gfx942",
         backend="hip",

@@ -39,6 +39,7 @@ class Broken:
 
 def install(patch: pytest.MonkeyPatch, broken: Broken) -> str:
     patch.setattr(backends, "NAMES", (*backends.NAMES, "broken"))
+    patch.setitem(backends.MODULES, "broken", "broken")
     patch.setitem(sys.modules, "closecall.backends.broken", broken)
     return "broken"
 

@@ -243,6 +243,7 @@ def test_a_whole_run_on_a_faked_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fake = FakeCuda(step_ms=5, allocated=0, peak=3 * 2**20)
     on = fake.install(monkeypatch)
     monkeypatch.setattr(backends, "NAMES", (*backends.NAMES, "faked"))
+    monkeypatch.setitem(backends.MODULES, "faked", "faked")
     monkeypatch.setitem(sys.modules, "closecall.backends.faked", backends.load("reference"))
     captured: list[str] = []
 

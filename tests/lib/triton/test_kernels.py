@@ -6,6 +6,7 @@ tests/engines.py puts the same backend through the tests of all backends, as far
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -426,8 +427,18 @@ def test_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) ->
         call(torch.zeros(1, 1, 4, 8))
 
 
+def test_an_old_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "3.4.0")
+    backend._problem.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"triton 3\.4\.0 is older than 3\.5: pip install -U triton, or use"):
+            call(torch.zeros(1, 1, 4, 8))
+    finally:
+        backend._problem.cache_clear()
+
+
 def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_installed", lambda: False)
+    monkeypatch.setattr(backend, "_problem", lambda: "triton is not installed: pip install triton")
     with pytest.raises(ValueError, match=r"triton is not installed: pip install triton, or use backend='cpu'"):
         call(torch.zeros(1, 1, 4, 8))
 
@@ -473,6 +484,11 @@ class Device:
         (Device(7, 5), None, "compute capability 8.0, not 7.5: use backend='flex'"),
         (Device(arch="gfx1100"), "6.4", "CDNA device .gfx9., not gfx1100: use backend='flex'"),
         (Device(8, 0), None, None),
+        (Device(8, 6), None, None),
+        (Device(8, 9), None, None),
+        (Device(9, 0), None, None),
+        (Device(10, 3), None, None),
+        (Device(11, 0), None, None),
         (Device(12, 0), None, None),
         (Device(9, 4, "gfx942:sramecc+"), "6.4", None),
     ],
@@ -485,7 +501,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch, device: Device, hip: str | Non
     problem = backend.why_not(x)  # type: ignore[arg-type]
     assert (problem is None) == (says is None)
     if says is None:
-        arch = {8: "sm_80", 9: "sm_90", 12: "sm_80"}[device.major]
+        kinds = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90", (10, 3): "sm_100"}
+        kinds |= {(11, 0): "sm_86", (12, 0): "sm_120"}  # the least of all where the kind is unknown
+        arch = kinds.get((device.major, device.minor))
         assert backend._arch(torch.device("cuda")) == ("gfx942" if hip else arch)
         assert backends.explain(x) == ("triton", "cuda tensors of float16")  # type: ignore[arg-type]
     else:
@@ -504,7 +522,7 @@ class _On:
 
 
 def test_auto_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_installed", lambda: False)
+    monkeypatch.setattr(backend, "_problem", lambda: "triton is not installed: pip install triton")
     backends._say_once.cache_clear()
     x = _On("cuda", torch.float16, (1, 1, 4, 64))
     with pytest.warns(UserWarning, match="backend='auto' fell back to 'flex': triton is not installed"):

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +35,7 @@ from ...ranking import Ranked
 from ...selection import Selection
 from ...summaries import Summaries
 from .. import empty_outputs, reference
-from . import launch
+from . import launch, tuning
 from . import rank as ranking
 from .interpret import kernels
 from .tables import Tables, tables
@@ -43,9 +45,19 @@ _SCORERS = ("mean", "quest", "box", "outliers")
 _AGGREGATES = ("max", "mean", "mass", "mass-max", "softmax")
 
 
+OLDEST_TRITON = (3, 5)  # as the extra `triton` asks for
+
+
 @functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _problem() -> str | None:
+    """What is wrong with the triton that is installed; None if nothing is."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install triton"
+    found = importlib.metadata.version("triton")
+    if tuple(int(n) for n in re.findall(r"\d+", found)[:2]) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"triton {found} is older than {oldest}: pip install -U triton"
+    return None
 
 
 def _interpreting() -> bool:
@@ -55,9 +67,9 @@ def _interpreting() -> bool:
 
 
 def why_not(q: Tensor) -> str | None:
-    if not _installed():
+    if _problem() is not None:
         other = "cpu" if q.device.type == "cpu" else "flex"
-        return f"triton is not installed: pip install triton, or use backend={other!r}"
+        return f"{_problem()}, or use backend={other!r}"
     if q.device.type == "cpu":
         if not _interpreting():
             return (
@@ -93,13 +105,26 @@ def _device_problem(device: torch.device) -> str | None:
 
 
 def _arch(device: torch.device) -> str:
-    """The launch table's entry for a device: the newest whose instructions it has."""
+    """The launch table's entry for a device."""
     if device.type == "cpu" or not torch.cuda.is_available():
         return "sm_80"  # under the interpreter any entry does
     if torch.version.hip:
         return "gfx942"
-    major = torch.cuda.get_device_properties(device).major
-    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
+    properties = torch.cuda.get_device_properties(device)
+    return launch.arch(properties.major, properties.minor)
+
+
+def _call(kernel: str, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None = None) -> tuning.Call:
+    """What a kernel's launch is chosen by."""
+    return tuning.Call(
+        kernel, _arch(q.device), q.shape[3], v.shape[3], q.dtype, _device_name(q.device), q.shape[0], q.shape[1],
+        k.shape[1], q.shape[2], k.shape[2], 0 if selection is None else selection.kv_idx.shape[3],
+    )  # fmt: skip
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 @contextlib.contextmanager
@@ -134,7 +159,7 @@ def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Ten
     width = launch.padded(dim)
     kind = "boxed-outliers" if outliers and shrink else scorer.name
     told = launch.layout(kind, vectors, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
-    chosen = launch.choose("outliers" if outliers else "summaries", _arch(k.device), dim, dim, k.dtype)
+    chosen = tuning.choose(_call("outliers" if outliers else "summaries", k, k, k))
     keys = _fit(chosen.keys, block)
     common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
     # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
@@ -157,7 +182,7 @@ def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Ten
 def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: float, sinks: int) -> Tensor:
     """`[B, H, M]`: the log-sum-exp of every row over its forced blocks, which are attended to with as few values as a
     product takes."""
-    counts = here.geometry.forced(sinks)[:, None]
+    counts = here.forced(sinks)[:, None]
     order = torch.empty(*counts.shape, 0, dtype=torch.int32, device=q.device)
     nothing = Ranked(order, order.float(), here.visible, counts[:, 0], here.geometry.sequence)
     most = min(geometry.n_blocks, sinks + (geometry.tile + geometry.block - 2) // geometry.block + 1)
@@ -179,7 +204,7 @@ def rank(
     width = policy.rule.limit(n_blocks)
     order = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32, device=q.device)
     scores = torch.empty(batch, heads, n_tiles, width, device=q.device)
-    forced = here.geometry.forced(policy.sinks)
+    forced = here.forced(policy.sinks)
     if here.blocks.shape[0] == 0:  # nothing but padding
         return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
     planes, told = _summarise(k, policy, here, geometry.block)
@@ -211,7 +236,7 @@ def rank(
                     **constants,
                 )  # fmt: skip
 
-        launch.run("sums", arch, dim, dim, q.dtype, add_up)
+        tuning.run(_call("sums", q, k, k), add_up)
 
     def run(chosen: launch.Launch) -> None:
         with _running(q.device) as kernel:
@@ -226,7 +251,7 @@ def rank(
                 best = found.topk(width, dim=-1).values
                 order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)
 
-    launch.run(launch.scoring(told["VECTORS"], normalised), arch, dim, dim, q.dtype, run)
+    tuning.run(_call(launch.scoring(told["VECTORS"], normalised), q, k, k), run)
     return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
 
 
@@ -254,13 +279,14 @@ def _factors(scale: float, softcap: float) -> tuple[float, float]:
     return (2 * log2_e * scale / softcap, log2_e * softcap) if softcap else (log2_e * scale, 0.0)
 
 
-def _constants(q: Tensor, v: Tensor, block: int, outer: float) -> dict[str, Any]:
-    (head, tail), (v_head, v_tail) = launch.slices(q.shape[3]), launch.slices(v.shape[3])
+def _constants(q: Tensor, v: Tensor, block: int, rows: int, outer: float) -> dict[str, Any]:
+    arch, dtype = _arch(q.device), launch.DTYPES[q.dtype]
+    head, tail = launch.slices(q.shape[3])
+    part, parts, rest = launch.value_slices(arch, v.shape[3], rows)
     return {
         "BLOCK": block, "DIM": q.shape[3], "HEAD": head, "TAIL": tail,
-        "V_DIM": v.shape[3], "V_HEAD": v_head, "V_TAIL": v_tail, "SOFTCAP": outer != 0, "WIDE": _wide(q),
-        "PRECISION": launch.precision(_arch(q.device), launch.DTYPES[q.dtype]),
-        "SLICE": launch.step(_arch(q.device), q.shape[3], launch.DTYPES[q.dtype]),
+        "V_DIM": v.shape[3], "V_PART": part, "V_PARTS": parts, "V_TAIL": rest, "SOFTCAP": outer != 0,
+        "WIDE": _wide(q), "PRECISION": launch.precision(arch, dtype), "SLICE": launch.step(arch, q.shape[3], dtype),
     }  # fmt: skip
 
 
@@ -268,7 +294,7 @@ def _many(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, here: Tables,
     factors: tuple[float, float], out: Tensor, lse: Tensor,
 ) -> None:  # fmt: skip
-    batch, heads, rows, dim = q.shape
+    batch, heads, rows, _ = q.shape
     if selection is None:
         kept = counts = here.plan  # not read
         strides: tuple[int, ...] = (0,) * 6
@@ -286,18 +312,18 @@ def _many(
                 q, k, v, out, lse, kept, counts, here.plan, *q.stride(), *k.stride(), *v.stride(), *strides,
                 geometry.n_tiles, rows, heads // k.shape[1], *factors,
                 TILE=geometry.tile, ROWS=part, KEYS=_fit(chosen.keys, geometry.block), LISTED=selection is not None,
-                STAGES=chosen.num_stages, **_constants(q, v, geometry.block, factors[1]),
+                STAGES=chosen.num_stages, **_constants(q, v, geometry.block, part, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
             )  # fmt: skip
 
-    launch.run("attend", _arch(q.device), dim, v.shape[3], q.dtype, run)
+    tuning.run(_call("attend", q, k, v, selection), run)
 
 
 def _few(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, here: Tables,
     factors: tuple[float, float], out: Tensor, lse: Tensor,
 ) -> None:  # fmt: skip
-    batch, heads, rows, dim = q.shape
+    batch, heads, rows, _ = q.shape
     kv_heads, v_dim = k.shape[1], v.shape[3]
     group, n_blocks = heads // kv_heads, geometry.n_blocks
     blocks = counts = members = here.plan  # not read where there is no selection
@@ -305,20 +331,19 @@ def _few(
     if selection is not None:
         blocks, counts, members = _union(selection, kv_heads)
         most = min(n_blocks, group * selection.kv_idx.shape[3])
-    arch = _arch(q.device)
 
     def run(chosen: launch.Launch) -> None:
         piles = kv_heads * -(-group * rows // chosen.rows)
         splits = _splits(batch * piles, most, q.device)
         parts = torch.empty(batch, heads, rows, splits, v_dim, device=q.device)
         sums = torch.empty(batch, heads, rows, splits, device=q.device)
-        merge = launch.choose("merge", arch, dim, v_dim, q.dtype)
+        merge = tuning.choose(_call("merge", q, k, v, selection))
         with _running(q.device) as kernel:
             kernel.few_kernel[(splits, piles, batch)](
                 q, k, v, parts, sums, blocks, counts, members, here.plan, *q.stride(), *k.stride(), *v.stride(),
                 rows, group, n_blocks, *factors, ROWS=chosen.rows, KEYS=_fit(chosen.keys, geometry.block),
                 SPLITS=splits, LISTED=selection is not None, STAGES=chosen.num_stages,
-                **_constants(q, v, geometry.block, factors[1]),
+                **_constants(q, v, geometry.block, chosen.rows, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
             )  # fmt: skip
             kernel.merge_kernel[(batch * heads * rows,)](
@@ -326,7 +351,7 @@ def _few(
                 WIDTH=launch.padded(v_dim), num_warps=merge.num_warps, num_stages=merge.num_stages,
             )  # fmt: skip
 
-    launch.run("few", arch, dim, v_dim, q.dtype, run)
+    tuning.run(_call("few", q, k, v, selection), run)
 
 
 def _union(selection: Selection, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

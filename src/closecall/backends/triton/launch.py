@@ -1,12 +1,11 @@
 """How each kernel is launched: rows and keys per step, warps and pipeline stages, by architecture.
 
 The table's entries were chosen by compiling every variant for every architecture (`closecall gpu-report`): no spills,
-shared memory within the device's, the attention loop pipelined. None was timed on a device. Two ways to do better on
-yours:
+shared memory within the device's, keys and values of later turns on their way while one turn is worked on, and as many
+thread blocks at a time as that leaves room for. None was timed on a device. Two ways to do better on yours:
 
 * `CLOSECALL_LAUNCH='{"attend": {"num_warps": 8}}'` overrides fields of a kernel's launch;
-* `CLOSECALL_AUTOTUNE=1` times the table's neighbours at the first call of each kind and keeps the fastest, in a file
-  that later processes read (in the directory `CLOSECALL_CACHE`, or `closecall` in the user's cache directory).
+* `CLOSECALL_AUTOTUNE=1` times the table's neighbours at the first call of each kind and keeps the fastest (tuning.py).
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from ...registry import unknown
 
-ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+SMALL = ("sm_86", "sm_89", "sm_120")  # 99 KiB of shared memory for a thread block, where sm_80 has 163
 KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "few", "merge")
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LARGEST_DIM = 256
@@ -62,6 +59,24 @@ def slices(dim: int) -> tuple[int, int]:
     return max(16, 1 << (dim - 1).bit_length()), 0
 
 
+def arch(major: int, minor: int) -> str:
+    """The entry for an NVIDIA device: of its own kind, or of the one with the least shared memory."""
+    own = {(8, 0): "sm_80", (8, 7): "sm_80", (8, 9): "sm_89"}
+    return own.get((major, minor)) or {9: "sm_90", 10: "sm_100", 12: "sm_120"}.get(major, "sm_86")
+
+
+def value_slices(arch: str, dim: int, rows: int) -> tuple[int, int, int]:
+    """(part, parts, tail): a value dim as `parts` slices of one width, and a narrower one of `tail` or 0.
+
+    Where each warp multiplies by itself (`mma.sync`) no slice is wider than there are rows: Triton lays a wider product
+    out with warps side by side, and then every maximum and sum of the softmax crosses warps through shared memory. With
+    fewer than 64 rows four warps share rows anyway. Elsewhere 128 is what registers hold.
+    """
+    head, tail = slices(dim)
+    part = min(head, {"sm_90": 256, "gfx942": 256, "sm_100": 128}.get(arch, 64 if rows >= 64 else 128))
+    return part, (head + (tail if tail % part == 0 else 0)) // part, tail if tail % part else 0
+
+
 def padded(dim: int) -> int:
     """The power of two that holds a head dim, at least what tensor cores take."""
     return max(16, 1 << (dim - 1).bit_length())
@@ -97,18 +112,20 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "shares":
         return Launch(64, 16, 8, 2) if full else Launch(64, 32, 4, 2)
     if kernel == "few":
-        deep = 64 < wide <= 128 and not full and arch != "gfx942"
-        return Launch(16, 16 if full else 64 if wide <= 64 else 32, 4, 3 if deep else 2)
+        return Launch(16, 16 if full else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
+    # Attention. A third stage is what gives keys and values a whole turn to arrive in.
     if full:
-        return Launch(32, 32 if wide <= 64 else 16, 4, 2) if wide <= 128 else Launch(16, 16, 4, 2)
-    if wide == 96 and arch in ("sm_100", "gfx942"):
-        return Launch(64, 32, 4, 2)
+        deep = 2 if arch == "gfx942" and wide > 192 else 3  # 64 KiB
+        return Launch(32, 32 if wide <= 64 else 16, 4, 3) if wide <= 128 else Launch(16, 16, 4, deep)
+    if arch == "gfx942":
+        return Launch(64, 32 if wide <= 96 else 16, 4, 3)
+    if arch in SMALL:  # two thread blocks at a time, as far as that goes
+        return Launch(64, 64 if wide <= 64 else 32 if wide <= 128 else 16, 4, 3)
+    if arch == "sm_100" and wide in (96, 192):
+        return Launch(64, 32, 4, 2 if wide == 192 and value_dim == 192 else 3)
     if wide <= 128:
-        # A third stage hides more of the memory's latency; AMD's 64 KiB have no room for it.
-        return Launch(64, 64, 4, 2 if arch == "gfx942" else 3)
-    if wide > 192 and arch in ("sm_80", "sm_100"):
-        return Launch(64, 32, 8, 3 if arch == "sm_80" else 2)
-    return Launch(64, 32, 4, 2)
+        return Launch(64, 64, 4, 3)
+    return Launch(64, 16 if wide > 192 and arch == "sm_80" else 32, 4, 3)
 
 
 def precision(arch: str, dtype: str) -> str:
@@ -122,7 +139,7 @@ def step(arch: str, head_dim: int, dtype: str) -> int:
     NVIDIA's registers hold."""
     if precision(arch, dtype) == "ieee" or head_dim <= 64:
         return 0
-    return next((n for n in (64, 32) if head_dim % n == 0), 16 if head_dim % 16 == 0 else 0)
+    return next((n for n in (32, 16) if head_dim % n == 0), 0)
 
 
 def score_slice(dim: int, dtype: str) -> int:
@@ -156,94 +173,3 @@ def _parse(text: str) -> dict[str, dict[str, int]]:
                 raise unknown("launch field in CLOSECALL_LAUNCH", field, known)
         dataclasses.replace(Launch(16, 16, 1, 1), **fields)  # raises for a bad number
     return given
-
-
-def choose(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: torch.dtype) -> Launch:
-    """The launch in use: the table's, or what was tuned on this machine, with the user's overrides."""
-    if kernel not in KERNELS:
-        raise unknown("kernel", kernel, KERNELS)
-    if arch not in ARCHS:
-        raise unknown("architecture", arch, ARCHS)
-    found = table(kernel, arch, head_dim, value_dim, DTYPES[dtype])
-    if tuning():
-        found = _tuned().get(_key(kernel, arch, head_dim, value_dim, dtype), found)
-    return dataclasses.replace(found, **overrides().get(kernel, {}))
-
-
-# --- Tuning ----------------------------------------------------------------------------------------------------------
-
-
-def tuning() -> bool:
-    return os.environ.get("CLOSECALL_AUTOTUNE", "0") not in ("", "0")
-
-
-def candidates(start: Launch) -> list[Launch]:
-    """The table's choice, and those one step away from it in rows, keys, warps or stages."""
-    found = [start]
-    for field in ("rows", "keys", "num_warps"):
-        for factor in (0.5, 2):
-            value = int(getattr(start, field) * factor)
-            if (16 if field in ("rows", "keys") else 1) <= value <= (16 if field == "num_warps" else 128):
-                found.append(dataclasses.replace(start, **{field: value}))
-    found += [dataclasses.replace(start, num_stages=n) for n in range(1, 5) if n != start.num_stages]
-    return found
-
-
-def cache_file() -> Path:
-    base = os.environ.get("CLOSECALL_CACHE")
-    if base is None:
-        base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "closecall")
-    return Path(base) / "launch.json"
-
-
-def _key(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: torch.dtype) -> str:
-    return f"{kernel} {arch} D{head_dim}/{value_dim} {DTYPES[dtype]}"
-
-
-def _tuned() -> dict[str, Launch]:
-    path = cache_file()
-    return _read(path, path.stat().st_mtime_ns) if path.exists() else {}
-
-
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, written: int) -> dict[str, Launch]:
-    """A file that is not ours, or broken, counts as empty: it is written anew."""
-    try:
-        return {key: Launch(**fields) for key, fields in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _bench(call: Callable[[], None]) -> float:
-    """Milliseconds; infinity for a launch that the device refuses, with too much shared memory for example."""
-    from triton.runtime.errors import OutOfResources  # type: ignore[import-untyped]
-    from triton.testing import do_bench  # type: ignore[import-untyped]
-
-    try:
-        return float(do_bench(call, warmup=10, rep=50, return_mode="median"))
-    except OutOfResources:
-        return math.inf
-
-
-def tune(
-    key: str, start: Launch, call: Callable[[Launch], None], bench: Callable[[Callable[[], None]], float]
-) -> Launch:
-    """The fastest candidate, remembered on disk."""
-    best = min(candidates(start), key=lambda one: bench(lambda: call(one)))
-    path = cache_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known = _tuned() | {key: best}
-    draft = path.with_suffix(f".{os.getpid()}")  # renamed when whole, so that other processes never read half a file
-    draft.write_text(json.dumps({k: dataclasses.asdict(x) for k, x in known.items()}, indent=1), encoding="utf-8")
-    draft.replace(path)
-    return best
-
-
-def run(
-    kernel: str, arch: str, head_dim: int, value_dim: int, dtype: torch.dtype, call: Callable[[Launch], None]
-) -> None:
-    """Calls `call` with the launch in use, after tuning it where that was asked for and has not happened yet."""
-    key = _key(kernel, arch, head_dim, value_dim, dtype)
-    if tuning() and torch.cuda.is_available() and key not in _tuned():
-        tune(key, table(kernel, arch, head_dim, value_dim, DTYPES[dtype]), call, _bench)
-    call(choose(kernel, arch, head_dim, value_dim, dtype))

@@ -1,7 +1,7 @@
 """A call's geometry as the kernels read it, kept on the device.
 
-Plans are made on the host. Each goes to a device once, so that calls after the first copy nothing and can be captured
-in a CUDA graph.
+Plans are made on the host, and each goes to a device once. The upload is over before anything reads it, so that any
+stream may, and later calls copy nothing and can be captured in a CUDA graph. What a graph reads outlives the plan.
 """
 
 from __future__ import annotations
@@ -23,21 +23,39 @@ class Tables:
     plan: Tensor  # int32 [B, T, 5]: row, rows, key, pos of the geometry, and the tile's first block among `blocks`
     blocks: Tensor  # int32 [slots, 3]: batch row, first key and number of keys of every block of every sequence
     geometry: Geometry  # the same geometry with its tensors on the device
-    visible: Tensor  # of that geometry
+    visible: Tensor  # int64 [B, T], as in the geometry
+    own: Tensor  # of the host, int64 [B, T]: the first block that overlaps the tile's rows
+    seen: Tensor  # of the host: `visible`
+
+    def forced(self, sinks: int) -> Tensor:
+        """int64 `[B, T]`: how many blocks are forced. Counted on the host, once: counted on the device, it would be
+        ready for the stream that asked first and for no other."""
+        if sinks not in self.geometry._forced:
+            counts = self.seen - self.own + self.own.clamp(max=sinks)
+            self.geometry._forced[sinks] = counts.to(self.visible.device)
+        return self.geometry._forced[sinks]
 
 
+# By plan, for as long as the plan lives: `geometry.plan` remembers those in use.
 _made: weakref.WeakKeyDictionary[Geometry, dict[torch.device, Tables]] = weakref.WeakKeyDictionary()
+# Those that a CUDA graph has captured. It reads them whenever it is replayed and does not say when it is gone, so they
+# stay: some dozens of bytes per tile and captured plan.
+_captured: set[Tables] = set()
 
 
 def tables(geometry: Geometry, device: torch.device) -> Tables:
     here = _made.setdefault(geometry, {})
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if device not in here:
+        if capturing:
+            raise RuntimeError(
+                f"a CUDA graph is being captured, and the plan of this call (B = {geometry.batch}, "
+                f"M = {geometry.q_len}, N = {geometry.k_len}) is not on {device} yet: make the call once before capture"
+            )
         here[device] = _build(geometry, device)
+    if capturing:
+        _captured.add(here[device])
     return here[device]
-
-
-def _send(x: Tensor, device: torch.device) -> Tensor:
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def _build(g: Geometry, device: torch.device) -> Tables:
@@ -51,6 +69,10 @@ def _build(g: Geometry, device: torch.device) -> Tables:
         used += len(first)
     plan = torch.stack([g.row, g.rows, g.key, g.pos, slot], -1).to(torch.int32)
     listed = torch.cat(blocks) if blocks else torch.zeros(0, 3)
-    row, rows, key, pos, sequence = (_send(x, device) for x in (g.row, g.rows, g.key, g.pos, g.sequence))
+    # Not `non_blocking`: the host goes on when the tables are there.
+    row, rows, key, pos, sequence, visible = torch.stack(
+        [g.row, g.rows, g.key, g.pos, g.sequence, g.visible]
+    ).to(device)  # fmt: skip
     there = dataclasses.replace(g, row=row, rows=rows, key=key, pos=pos, sequence=sequence)
-    return Tables(_send(plan, device), _send(listed.to(torch.int32), device), there, there.visible)
+    there.__dict__["visible"] = visible  # in place of what the device would compute, on one stream, when first asked
+    return Tables(plan.to(device), listed.to(torch.int32).to(device), there, visible, g.first_own(), g.visible)

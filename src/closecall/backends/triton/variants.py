@@ -13,6 +13,7 @@ from .kernels import attend, few, scores, summaries
 # (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 FLOATS = ("fp16", "bf16", "fp32")
+HALF_DIM = 128  # float16 is compiled at this head dim alone: its code is bfloat16's but for the kind of product
 SOFTCAPPED = ((128, 128), (256, 256))
 # Scorers, with their vectors a block, and those that are compiled for fewer head dims, like row-normalised reductions.
 SCORERS = {"mean": 1, "quest": 1}
@@ -66,10 +67,11 @@ def _name(kernel: str, dims: tuple[int, int], dtype: str) -> str:
 
 
 def _common(arch: str, dims: tuple[int, int], dtype: str, chosen: launch.Launch) -> dict[str, object]:
-    (head, tail), (v_head, v_tail) = launch.slices(dims[0]), launch.slices(dims[1])
+    head, tail = launch.slices(dims[0])
+    part, parts, rest = launch.value_slices(arch, dims[1], chosen.rows)
     return {
         "q_d": 1, "k_d": 1, "v_d": 1, "BLOCK": 64, "ROWS": chosen.rows, "KEYS": chosen.keys,
-        "DIM": dims[0], "HEAD": head, "TAIL": tail, "V_DIM": dims[1], "V_HEAD": v_head, "V_TAIL": v_tail,
+        "DIM": dims[0], "HEAD": head, "TAIL": tail, "V_DIM": dims[1], "V_PART": part, "V_PARTS": parts, "V_TAIL": rest,
         "LISTED": True, "SOFTCAP": False, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
         "SLICE": launch.step(arch, dims[0], dtype), "STAGES": chosen.num_stages,
     }  # fmt: skip
@@ -160,4 +162,5 @@ def variants(arch: str) -> list[Variant]:
         raise unknown("architecture", arch, launch.ARCHS)
     kinds = (_attend, _few, _merge, _scoring)
     every = (*DIMS, *FORCED_DIMS)
-    return [v for make in kinds for dims in every for dtype in FLOATS for v in make(arch, dims, dtype)]
+    wanted = [(dims, dtype) for dims in every for dtype in FLOATS if dtype != "fp16" or dims[0] == HALF_DIM]
+    return [v for make in kinds for dims, dtype in wanted for v in make(arch, dims, dtype)]

@@ -7,7 +7,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import LN_2, LOWEST, bounded, rows_of, settle, sliced, soften, weigh
+from .steps import LN_2, LOWEST, bounded, nothing_yet, rows_of, settle, sliced, soften, weighed
 
 
 @triton.jit(do_not_specialize=["n_tiles", "q_len"])
@@ -16,20 +16,20 @@ def attend_kernel(
     q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, kept_b, kept_h, kept_t, counts_b, counts_h, counts_t,
     n_tiles, q_len, group, inner, outer,
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    HEAD: tl.constexpr, TAIL: tl.constexpr, V_DIM: tl.constexpr, V_HEAD: tl.constexpr, V_TAIL: tl.constexpr,
-    LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, V_DIM: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr,
+    V_TAIL: tl.constexpr, LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     """One program does ROWS rows of one tile of one head.
 
-    Kept blocks ascend, so those that even the first row sees whole come first. The first loop runs over them and has
-    neither a mask nor a branch, which is what lets the compiler overlap its loads with its products; the second runs
-    over the few blocks that cross the rows' own positions.
+    Kept blocks ascend, so those that even the first row sees whole come first. The first loop runs over them, without a
+    mask or a branch, and with the next block known one turn ahead: that is what lets the compiler overlap its copies
+    with its products. The second runs over the few blocks that cross the rows' own positions.
     """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     PIECES: tl.constexpr = (BLOCK + KEYS - 1) // KEYS
     # The second loop holds masks too: smaller steps keep it in registers.
-    NEAR: tl.constexpr = 16 if KEYS < 32 or V_HEAD > 128 else 32
+    NEAR: tl.constexpr = 16 if KEYS < 32 or V_PART * V_PARTS > 128 else 32
     STEPS: tl.constexpr = (BLOCK + NEAR - 1) // NEAR
     # Later tiles see more and start first, so that the device does not wait for them at the end.
     tile = n_tiles - 1 - tl.program_id(0) // PARTS
@@ -71,20 +71,24 @@ def attend_kernel(
 
     top = tl.full([ROWS], LOWEST, tl.float32)
     mass = tl.full([ROWS], 0.0, tl.float32)
-    acc0 = tl.full([ROWS, V_HEAD], 0.0, tl.float32)
-    if V_TAIL:
-        acc1 = tl.full([ROWS, V_TAIL], 0.0, tl.float32)
+    acc = nothing_yet(ROWS, V_PART, V_PARTS, V_TAIL)
     piece = tl.arange(0, KEYS)
 
+    # The next block is looked up one turn ahead. Looked up in its own turn it would hold up every copy of that turn:
+    # the compiler then gives keys and values no turn of their own to arrive in.
+    coming = 0
+    if LISTED:
+        coming = tl.load(kept, mask=whole > 0, other=0)
     for i in tl.range(0, whole * PIECES, num_stages=STAGES):
         if LISTED:
-            start = tl.load(kept + i // PIECES) * BLOCK + (i % PIECES) * KEYS
+            start = coming * BLOCK + (i % PIECES) * KEYS
+            coming = tl.load(kept + tl.minimum((i + 1) // PIECES, whole - 1))
         else:
             start = i * KEYS
         here = k + start.to(tl.int64) * k_n
         if SLICE:
             s = sliced(q, at, real, q_n, q_d, here, piece, piece, k_n, k_d, ROWS, KEYS, DIM, SLICE, False, PRECISION,
-                       WIDE, STAGES)  # fmt: skip
+                       WIDE)  # fmt: skip
         else:
             k0 = rows_of(here, piece, piece, k_n, k_d, 0, HEAD, DIM, False, WIDE)
             s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
@@ -93,11 +97,8 @@ def attend_kernel(
                 s = tl.dot(q1, tl.trans(k1), s, input_precision=PRECISION)
         weights, top, mass, shrink = soften(bounded(s, inner, outer, SOFTCAP), top, mass)
         there = v + start.to(tl.int64) * v_n
-        v0 = rows_of(there, piece, piece, v_n, v_d, 0, V_HEAD, V_DIM, False, WIDE)
-        acc0 = tl.dot(weights.to(v0.dtype), v0, acc0 * shrink[:, None], input_precision=PRECISION)
-        if V_TAIL:
-            v1 = rows_of(there, piece, piece, v_n, v_d, V_HEAD, V_TAIL, V_DIM, False, WIDE)
-            acc1 = tl.dot(weights.to(v1.dtype), v1, acc1 * shrink[:, None], input_precision=PRECISION)
+        acc = weighed(weights, there, piece, piece, v_n, v_d, acc, shrink, weights, V_DIM, V_PART, V_PARTS, V_TAIL,
+                      False, PRECISION, WIDE)  # fmt: skip
 
     end = pos + rows
     step = tl.arange(0, NEAR)
@@ -109,8 +110,8 @@ def attend_kernel(
             there = (i // STEPS) * BLOCK + within
         ok = (there < end) & (within < BLOCK)
         if SLICE:
-            s = sliced(q, at, real, q_n, q_d, k, there, ok, k_n, k_d, ROWS, NEAR, DIM, SLICE, True, PRECISION, WIDE,
-                       1)  # fmt: skip
+            s = sliced(q, at, real, q_n, q_d, k, there, ok, k_n, k_d, ROWS, NEAR, DIM, SLICE, True, PRECISION,
+                       WIDE)  # fmt: skip
         else:
             k0 = rows_of(k, there, ok, k_n, k_d, 0, HEAD, DIM, True, WIDE)
             s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
@@ -120,17 +121,12 @@ def attend_kernel(
         sees = (there[None, :] <= mine[:, None]) & ok[None, :]
         s = tl.where(sees, bounded(s, inner, outer, SOFTCAP), -float("inf"))
         weights, top, mass, shrink = soften(s, top, mass)
-        v0 = rows_of(v, there, ok, v_n, v_d, 0, V_HEAD, V_DIM, True, WIDE)
-        acc0 = weigh(weights, v0, acc0 * shrink[:, None], sees, PRECISION, WIDE)
-        if V_TAIL:
-            v1 = rows_of(v, there, ok, v_n, v_d, V_HEAD, V_TAIL, V_DIM, True, WIDE)
-            acc1 = weigh(weights, v1, acc1 * shrink[:, None], sees, PRECISION, WIDE)
+        acc = weighed(weights, v, there, ok, v_n, v_d, acc, shrink, sees, V_DIM, V_PART, V_PARTS, V_TAIL, True,
+                      PRECISION, WIDE)  # fmt: skip
 
     line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at  # of the output, which is contiguous
     tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=real)
-    column = tl.arange(0, V_HEAD)
-    tl.store(out + line[:, None] * V_DIM + column[None, :], settle(acc0, mass).to(out.dtype.element_ty),
-             mask=real[:, None] & (column < V_DIM)[None, :])  # fmt: skip
-    if V_TAIL:
-        tl.store(out + line[:, None] * V_DIM + V_HEAD + tl.arange(0, V_TAIL)[None, :],
-                 settle(acc1, mass).to(out.dtype.element_ty), mask=real[:, None])  # fmt: skip
+    for j in tl.static_range(V_PARTS + (V_TAIL > 0)):
+        column = j * V_PART + tl.arange(0, V_PART if j < V_PARTS else V_TAIL)
+        tl.store(out + line[:, None] * V_DIM + column[None, :], settle(acc[j], mass).to(out.dtype.element_ty),
+                 mask=real[:, None] & (column < V_DIM)[None, :])  # fmt: skip

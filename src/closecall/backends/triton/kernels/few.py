@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803, N806
 # (Triton's language has no types, and its constants are capitals.)
 """Decode: the few rows of all query heads that share a key head in one tile, their blocks split over programs."""
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import LN_2, LOWEST, bounded, largest, rows_of, settle, sliced, soften, total, weigh
+from .steps import LN_2, LOWEST, bounded, largest, nothing_yet, rows_of, settle, sliced, soften, total, weighed
 
 
 @triton.jit(do_not_specialize=["q_len", "n_blocks"])
@@ -15,8 +15,8 @@ def few_kernel(
     q, k, v, out, lse, blocks, counts, members, plan,
     q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, q_len, group, n_blocks, inner, outer,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr,
-    TAIL: tl.constexpr, V_DIM: tl.constexpr, V_HEAD: tl.constexpr, V_TAIL: tl.constexpr, SPLITS: tl.constexpr,
-    LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    TAIL: tl.constexpr, V_DIM: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr, V_TAIL: tl.constexpr,
+    SPLITS: tl.constexpr, LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     """One program does one split of the blocks that any of the heads keeps, for ROWS of the group's rows.
@@ -58,22 +58,24 @@ def few_kernel(
 
     top = tl.full([ROWS], LOWEST, tl.float32)
     mass = tl.full([ROWS], 0.0, tl.float32)
-    acc0 = tl.full([ROWS, V_HEAD], 0.0, tl.float32)
-    if V_TAIL:
-        acc1 = tl.full([ROWS, V_TAIL], 0.0, tl.float32)
+    acc = nothing_yet(ROWS, V_PART, V_PARTS, V_TAIL)
     piece = tl.arange(0, KEYS)
     end = pos + rows
+    coming = 0  # the next block, looked up one turn ahead so that no copy waits for it
+    if LISTED:
+        coming = tl.load(blocks + split * each, mask=split * each < last, other=0)
     for i in tl.range(split * each * PIECES, last * PIECES, num_stages=STAGES):
         if LISTED:
-            block = tl.load(blocks + i // PIECES)
+            block = coming
+            coming = tl.load(blocks + tl.minimum((i + 1) // PIECES, last - 1))
         else:
             block = i // PIECES
         within = (i % PIECES) * KEYS + piece
         there = block * BLOCK + within
         ok = (there < end) & (within < BLOCK)
         if SLICE:
-            s = sliced(q, q_at, real, 1, q_d, k, there, ok, k_n, k_d, ROWS, KEYS, DIM, SLICE, True, PRECISION, WIDE,
-                       STAGES)  # fmt: skip
+            s = sliced(q, q_at, real, 1, q_d, k, there, ok, k_n, k_d, ROWS, KEYS, DIM, SLICE, True, PRECISION,
+                       WIDE)  # fmt: skip
         else:
             k0 = rows_of(k, there, ok, k_n, k_d, 0, HEAD, DIM, True, WIDE)
             s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
@@ -85,20 +87,15 @@ def few_kernel(
             sees = sees & (tl.load(members + block, mask=inside, other=0) != 0)[:, None]
         s = tl.where(sees, bounded(s, inner, outer, SOFTCAP), -float("inf"))
         weights, top, mass, shrink = soften(s, top, mass)
-        v0 = rows_of(v, there, ok, v_n, v_d, 0, V_HEAD, V_DIM, True, WIDE)
-        acc0 = weigh(weights, v0, acc0 * shrink[:, None], sees, PRECISION, WIDE)
-        if V_TAIL:
-            v1 = rows_of(v, there, ok, v_n, v_d, V_HEAD, V_TAIL, V_DIM, True, WIDE)
-            acc1 = weigh(weights, v1, acc1 * shrink[:, None], sees, PRECISION, WIDE)
+        acc = weighed(weights, v, there, ok, v_n, v_d, acc, shrink, sees, V_DIM, V_PART, V_PARTS, V_TAIL, True,
+                      PRECISION, WIDE)  # fmt: skip
 
     line = ((b.to(tl.int64) * (kv_heads * group) + head) * q_len + at) * SPLITS + split
     tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=inside)
-    column = tl.arange(0, V_HEAD)
-    tl.store(out + line[:, None] * V_DIM + column[None, :], settle(acc0, mass),
-             mask=inside[:, None] & (column < V_DIM)[None, :])  # fmt: skip
-    if V_TAIL:
-        tl.store(out + line[:, None] * V_DIM + V_HEAD + tl.arange(0, V_TAIL)[None, :], settle(acc1, mass),
-                 mask=inside[:, None])  # fmt: skip
+    for j in tl.static_range(V_PARTS + (V_TAIL > 0)):
+        column = j * V_PART + tl.arange(0, V_PART if j < V_PARTS else V_TAIL)
+        tl.store(out + line[:, None] * V_DIM + column[None, :], settle(acc[j], mass),
+                 mask=inside[:, None] & (column < V_DIM)[None, :])  # fmt: skip
 
 
 @triton.jit

@@ -1,10 +1,11 @@
 # mypy: ignore-errors
-# ruff: noqa: N803, SIM108
+# ruff: noqa: N803, RUF005, SIM108
 # (Triton's language has no types, and its constants are capitals.)
 """What the kernels have in common: loading rows of q, k or v, the two products, and one step of the online softmax.
 
 Head dims that are no power of two but a sum of two (96, 192) are worked on as two slices, HEAD and TAIL wide, so that
 nothing is spent on padding; the tail's tensors are ignored where TAIL is 0. Any other head dim is padded and masked.
+Value dims are PARTS slices that are PART wide, and one of TAIL.
 
 WIDE computes in float32 whatever the inputs: Triton's interpreter multiplies bfloat16 as if it were integers.
 """
@@ -64,14 +65,15 @@ def rows_of(base, at, ok, stride_row, stride_dim, START: tl.constexpr, WIDTH: tl
 
 @triton.jit
 def sliced(q, q_at, q_ok, q_n, q_d, k, k_at, k_ok, k_n, k_d, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-           SLICE: tl.constexpr, CHECK_KEYS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-           STAGES: tl.constexpr):  # fmt: skip
+           SLICE: tl.constexpr, CHECK_KEYS: tl.constexpr, PRECISION: tl.constexpr,
+           WIDE: tl.constexpr):  # fmt: skip
     """Products of rows and keys, SLICE columns at a time with the rows read anew for each: for head dims whose rows do
-    not fit into registers beside the rest. DIM is a multiple of SLICE."""
+    not fit into registers beside the rest. DIM is a multiple of SLICE. Written out, not a loop of its own: only an
+    innermost loop overlaps its copies with its products."""
     s = tl.full([ROWS, KEYS], 0.0, tl.float32)
     q_step = tl.cast(q_d, tl.int64)
     k_step = tl.cast(k_d, tl.int64)
-    for start in tl.range(0, DIM, SLICE, num_stages=STAGES):
+    for start in tl.static_range(0, DIM, SLICE):
         x = rows_of(q + start * q_step, q_at, q_ok, q_n, q_d, 0, SLICE, SLICE, True, WIDE)
         y = rows_of(k + start * k_step, k_at, k_ok, k_n, k_d, 0, SLICE, SLICE, CHECK_KEYS, WIDE)
         s = tl.dot(x, tl.trans(y), s, input_precision=PRECISION)
@@ -107,6 +109,32 @@ def weigh(weights, values, acc, sees, PRECISION: tl.constexpr, WIDE: tl.constexp
     acc = tl.dot(weights.to(values.dtype), tl.where(good, values, 0.0), acc, input_precision=PRECISION)
     mark = tl.float32 if WIDE else tl.bfloat16  # wide enough for HUGE, and one tensor-core product for every type
     return tl.dot(tl.where(sees, HUGE, 0.0).to(mark), tl.where(good, 0.0, HUGE).to(mark), acc)
+
+
+@triton.jit
+def nothing_yet(ROWS: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, TAIL: tl.constexpr):
+    """The weighted sums of no values: PARTS slices that are PART wide, and one of TAIL."""
+    acc = ()
+    for _ in tl.static_range(PARTS):
+        acc = acc + (tl.full([ROWS, PART], 0.0, tl.float32),)
+    if TAIL:
+        acc = acc + (tl.full([ROWS, TAIL], 0.0, tl.float32),)
+    return acc
+
+
+@triton.jit
+def weighed(weights, v, at, ok, stride_row, stride_dim, acc, shrink, sees, DIM: tl.constexpr, PART: tl.constexpr,
+            PARTS: tl.constexpr, TAIL: tl.constexpr, CHECK: tl.constexpr, PRECISION: tl.constexpr,
+            WIDE: tl.constexpr):  # fmt: skip
+    """acc * shrink + weights @ values, slice by slice. CHECK minds rows that are not `ok` and values no number."""
+    new = ()
+    for j in tl.static_range(PARTS + (TAIL > 0)):
+        x = rows_of(v, at, ok, stride_row, stride_dim, j * PART, PART if j < PARTS else TAIL, DIM, CHECK, WIDE)
+        if CHECK:
+            new = new + (weigh(weights, x, acc[j] * shrink[:, None], sees, PRECISION, WIDE),)
+        else:
+            new = new + (tl.dot(weights.to(x.dtype), x, acc[j] * shrink[:, None], input_precision=PRECISION),)
+    return new
 
 
 @triton.jit
