@@ -8,6 +8,7 @@ from .hf.attach import Handle, attach
 from .models.load import LoadedModel
 from .models.load import load_model as load
 from .policy import Policy, policy
+from .ranking import Decision, Ranked
 from .rules.base import RULES, Rule
 from .rules.certified import Certified
 from .rules.even import Even
@@ -30,6 +31,7 @@ __all__ = [
     "Calibrated",
     "Certificate",
     "Certified",
+    "Decision",
     "Even",
     "Fill",
     "Handle",
@@ -37,6 +39,7 @@ __all__ = [
     "LoadedModel",
     "MaxRatio",
     "Policy",
+    "Ranked",
     "Rule",
     "Scorer",
     "Selection",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
 
+MOST_KEY_HEADS = 128  # of any model we know; more must be something else
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -32,15 +34,30 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} has batch {x.shape[0]} but {first} has {q.shape[0]}: they must be equal")
 
 
+def _swapped(k: Tensor) -> str:
+    """What to say where a length seems to stand in the place of the heads: no model has so many key heads."""
+    heads, length = k.shape[1], k.shape[2]
+    if heads <= MOST_KEY_HEADS or length >= heads:
+        return ""
+    return (
+        f"k of shape {list(k.shape)} looks like [batch, length, heads, dim], but closecall takes [batch, heads, "
+        "length, dim]: transpose(1, 2) q, k and v"
+    )
+
+
 def _check_heads(q: Tensor, k: Tensor) -> None:
+    hint = f"; {swapped}" if (swapped := _swapped(k)) else ""
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q has head dim {q.shape[3]} but k has {k.shape[3]}: they must be equal")
     if q.shape[1] % k.shape[1]:
-        raise ValueError(f"q has {q.shape[1]} heads, not a multiple of the {k.shape[1]} key heads")
+        raise ValueError(f"q has {q.shape[1]} heads, not a multiple of the {k.shape[1]} key heads{hint}")
     if q.shape[2] > k.shape[2]:
         raise ValueError(
             f"q has {q.shape[2]} rows but k only {k.shape[2]} keys: row i sits at key N - M + i, so M must be at most N"
+            f"{hint}"
         )
+    if swapped:
+        warnings.warn(swapped, stacklevel=4)
 
 
 def check_qk(q: Tensor, k: Tensor) -> None:

@@ -15,7 +15,7 @@ from .overrides import read as read_overrides
 from .registry import Component, Registry, unknown
 from .rules.base import RULES, Rule
 from .scorers.base import SCORERS, Scorer
-from .scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX
+from .scorers.reductions import REDUCTIONS, Reduction
 from .triggers.base import TRIGGERS, Trigger
 
 JSON_VERSION = 1
@@ -65,9 +65,8 @@ class Policy:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
         if self.tile % self.pool:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
-        aggregates = (*AGGREGATES, *NORMALISED, SOFTMAX)
-        if self.aggregate not in aggregates:
-            raise unknown("aggregate", self.aggregate, aggregates)
+        if self.aggregate not in REDUCTIONS:
+            raise unknown("aggregate", self.aggregate, REDUCTIONS)
         if not isinstance(self.rule, Rule):
             raise TypeError(f"rule must be a Rule, such as closecall.RULES['topk'](budget=8), got {self.rule!r}")
         if self.scorer is None and self.rule.needs_scores:
@@ -89,6 +88,11 @@ class Policy:
             if PRESETS[name] == parts and defaults.items() <= values.items():
                 return name
         return composed(*parts)
+
+    @property
+    def reduction(self) -> Reduction:
+        """What `aggregate` names: how a tile's rows become one score per block."""
+        return REDUCTIONS[self.aggregate]
 
     @property
     def most_forced(self) -> int:

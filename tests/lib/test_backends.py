@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -32,7 +33,17 @@ def test_auto_takes_the_reference_where_nothing_else_can_and_says_why() -> None:
     choice = backends.explain(X.double())
     assert choice.name == "reference"
     assert choice.why
-    assert closecall.attention(X.double(), X.double(), X.double(), "dense").dtype == torch.float64
+    backends._say_once.cache_clear()
+    x = X.double()
+    with pytest.warns(
+        UserWarning, match="'reference', which is hundreds of times slower .*float64: use float32"
+    ) as said:
+        assert closecall.attention(x, x, x, "dense").dtype == torch.float64
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        closecall.attention(x, x, x, "dense")  # once is enough
+        closecall.attention(x, x, x, "dense", backend="reference")  # nothing was left to us
 
 
 @pytest.mark.skipif(not has_native(), reason="the native module is not built")

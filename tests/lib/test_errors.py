@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import closecall
-from closecall import Selection
+from closecall import Selection, checks
 from closecall.backends import reference
 
 POLICY = closecall.policy("topk", block=16, tile=16, budget=3)
@@ -117,6 +118,31 @@ def test_bad_scale(scale: Any) -> None:
         with pytest.raises((ValueError, TypeError)) as error:
             call(tensors(), scale=scale)
         says(error, "scale", "positive", repr(scale), "1/sqrt")
+
+
+SWAPPED = r"looks like \[batch, length, heads, dim\], .*: transpose\(1, 2\) q, k and v"
+
+
+def test_lengths_in_the_place_of_heads_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.zeros(1, 300, 8, 16)  # [B, N, H, D]: taken for 300 heads and 8 keys
+    monkeypatch.undo()
+    for call in (select, attention):
+        with pytest.warns(UserWarning, match=SWAPPED) as said:
+            call({"q": whole, "k": whole, "v": whole})
+        assert said[0].filename == __file__
+    monkeypatch.setattr(reference, "rank", None)
+    grouped, token = torch.zeros(1, 300, 2, 16), torch.zeros(1, 1, 8, 16)
+    for q, k in ((whole, grouped), (token, whole)):
+        with pytest.raises(ValueError, match=SWAPPED):
+            select({"q": q, "k": k})
+
+
+def test_many_heads_and_few_keys_are_nothing_unusual() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checks.check_qk(torch.zeros(1, 128, 1, 16), torch.zeros(1, 128, 5, 16))
+        checks.check_qk(torch.zeros(1, 256, 1, 16), torch.zeros(1, 8, 5, 16))
+        checks.check_qk(torch.zeros(1, 256, 300, 16), torch.zeros(1, 256, 300, 16))
 
 
 def test_bad_names() -> None:

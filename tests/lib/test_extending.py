@@ -10,9 +10,11 @@ import torch
 
 import closecall
 import oracle
-from closecall import RULES, SCORERS, TRIGGERS, Policy, Rule, Scorer, Trigger
-from closecall.ranking import Decision, Ranked
-from closecall.scorers.base import blocks_of
+from closecall import RULES, SCORERS, TRIGGERS, Decision, Policy, Ranked, Rule, Scorer, Trigger
+from closecall.backends import reference
+from closecall.policy import as_policy
+from closecall.scorers.base import Planes, blocks_of
+from closecall.scorers.planes import PlaneScorer
 from compare import assert_attention, kept_of
 from engines import Engine
 
@@ -109,6 +111,100 @@ def test_a_new_rule_on_the_scorers_that_have_native_code(engine: Engine, scorer:
             assert kept_of(selection)[t.batch, h, t.number] == sorted(t.forced(1) | set(best))
     out, lse = engine.attention(q, k, v, policy, scale=1.0, return_lse=True)
     assert_attention(out, lse, oracle.attend(q, k, v, kept_of(selection), plan, 1.0))
+
+
+@SCORERS.register("test-wide-box")
+@dataclass(frozen=True)
+class WideBox(PlaneScorer):
+    """All that a scorer says whose summaries kernels know: which planes they are."""
+
+    outliers: int = 2
+
+    @property
+    def planes(self) -> Planes:
+        return Planes(box=True, shrink=0.75, outliers=self.outliers)
+
+
+@pytest.mark.parametrize("aggregate", ["max", "mass", "mass-max", "softmax"])
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_a_new_scorer_of_known_planes_has_kernels(
+    backend: str, aggregate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    q, k = (x[:1, :h, :96] for x, h in zip(tensors(), (2, 1), strict=False))
+    policy = closecall.policy(
+        "topk", scorer="test-wide-box", budget=4, tile_factor=1, block=16, tile=32, aggregate=aggregate
+    )
+    expected = closecall.select(q, k, policy, backend="reference")
+
+    def asked(*args: object) -> None:
+        raise AssertionError("the reference backend was asked")
+
+    monkeypatch.setattr(reference, "rank", asked)
+    assert torch.equal(Engine(backend).select(q, k, policy).kv_idx, expected.kv_idx)
+
+
+def test_a_scorer_of_planes_cannot_score_in_a_way_that_kernels_do_not_know() -> None:
+    with pytest.raises(TypeError, match=r"Odd defines row_scores, but kernels .*: derive it from closecall\.Scorer"):
+
+        class Odd(SCORERS["quest"]):  # type: ignore[misc]
+            def row_scores(self, rows, summary):
+                return -super().row_scores(rows, summary)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Parts that define nothing."""
+
+    @SCORERS.register("test-no-scorer")
+    @dataclass(frozen=True)
+    class OfScorer(Scorer):
+        pass
+
+    @SCORERS.register("test-no-planes")
+    @dataclass(frozen=True)
+    class OfPlanes(PlaneScorer):
+        pass
+
+    @RULES.register("test-no-rule")
+    @dataclass(frozen=True)
+    class OfRule(Rule):
+        pass
+
+    @RULES.register("test-no-decision")
+    @dataclass(frozen=True)
+    class OfDecision(Rule):
+        def limit(self, n_blocks: int) -> int:
+            return 4
+
+    @TRIGGERS.register("test-no-trigger")
+    @dataclass(frozen=True)
+    class OfTrigger(Trigger):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("topk:scorer=test-no-scorer", r"OfScorer must define summarise\(self, keys, block\), which returns a tuple"),
+        ("test-no-rule-on-mean", r"OfRule must define limit\(self, n_blocks\), which returns the most blocks"),
+        ("test-no-decision-on-mean", r"OfDecision must define decide\(self, ranked\), which returns a closecall.Deci"),
+        ("router:trigger=test-no-trigger", r"OfTrigger must define fire\(self, margin, eligible, sequence, q\), which"),
+    ],
+)
+def test_a_part_that_leaves_something_out_is_told_what(policy: str, message: str) -> None:
+    q, k, _ = tensors()
+    budget = "" if "test-no-" in policy.split(":")[0] else ",budget=5,tile_factor=1"
+    text = policy + ("" if ":" in policy else ":") + budget + ",block=16,tile=16"
+    assert str(as_policy(text))  # it has a description all the same
+    with pytest.raises(NotImplementedError, match=message):
+        closecall.select(q, k, text)
+
+
+def test_planes_left_out() -> None:
+    with pytest.raises(NotImplementedError, match="OfPlanes must define planes"):
+        closecall.policy("topk", scorer="test-no-planes")
 
 
 def test_a_new_trigger(engine: Engine) -> None:

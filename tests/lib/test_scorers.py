@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import closecall
-from closecall.scorers.reductions import AGGREGATES
+from closecall.scorers.reductions import REDUCTIONS
 
 MEAN, QUEST = closecall.SCORERS["mean"](), closecall.SCORERS["quest"]()
 
@@ -59,10 +59,10 @@ def test_quest_scores_with_infinite_keys_stay_numbers() -> None:
 
 def test_a_row_of_nan_has_no_say_in_a_maximum() -> None:
     rows = torch.tensor([[1.0, 5.0], [torch.nan, torch.nan], [2.0, -torch.inf]])
-    assert AGGREGATES["max"](rows).tolist() == [2.0, 5.0]
-    assert AGGREGATES["mean"](rows[::2]).tolist() == [1.5, -torch.inf]
+    assert REDUCTIONS["max"](rows).tolist() == [2.0, 5.0]
+    assert REDUCTIONS["mean"](rows[::2]).tolist() == [1.5, -torch.inf]
 
 
 def test_names() -> None:
     assert set(closecall.SCORERS.names()) >= {"mean", "quest"}
-    assert set(AGGREGATES) == {"max", "mean"}
+    assert set(REDUCTIONS) == {"max", "mean", "mass", "mass-max", "softmax"}

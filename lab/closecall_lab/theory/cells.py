@@ -17,7 +17,6 @@ from closecall.geometry import plan
 from closecall.policy import Policy
 from closecall.rules.router import Router
 from closecall.scorers.base import Scorer
-from closecall.scorers.reductions import AGGREGATES
 
 from .gaps import Tiles, floors, gaps
 from .loss import row_shares
@@ -157,7 +156,7 @@ def _tile(
 ) -> Rows:  # fmt: skip
     rule, scorer = router_of(policy), check_scorer(policy.scorer)
     row_scores = (scale * scorer.row_scores(rows, summary)).flatten(0, 1).float()  # [H, rows, free]
-    tile_scores = AGGREGATES[policy.aggregate](row_scores)
+    tile_scores = policy.reduction(row_scores)
     broken = ~tile_scores.isfinite().all(-1)
     ranked, order = tile_scores.nan_to_num(nan=-torch.inf).sort(dim=-1, descending=True, stable=True)
     keep, expanded = rule.tile_budget - place.forced, rule.expanded_budget - place.forced

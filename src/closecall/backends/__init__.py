@@ -69,6 +69,7 @@ class Choice(NamedTuple):
 
 
 def load(name: str) -> Backend:
+    """The backend of that name, whether it can run here or not."""
     if name not in NAMES:
         raise unknown("backend", name, (*NAMES, "auto"))
     backend: Backend = importlib.import_module(f"{__name__}.{MODULES[name]}")
@@ -88,13 +89,15 @@ def explain(q: Tensor) -> Choice:
 
 @functools.cache
 def _say_once(name: str, why: str) -> None:
-    warnings.warn(f"backend='auto' fell back to {name!r}: {why}", stacklevel=4)
+    slow = ", which is hundreds of times slower than a kernel" if name == "reference" else ""
+    warnings.warn(f"backend='auto' fell back to {name!r}{slow}: {why}", stacklevel=5)
 
 
 def choose(name: str, q: Tensor) -> Backend:
+    """The backend of that name; for `"auto"` the best that can run, with a word, once, where that is not the usual."""
     if name == "auto":
         choice = explain(q)
-        if q.device.type != "cpu" and choice.name != PREFERRED.get(q.device.type, ("flex",))[0]:
+        if choice.name != PREFERRED.get(q.device.type, ("flex",))[0]:
             _say_once(*choice)
         return load(choice.name)
     backend = load(name)

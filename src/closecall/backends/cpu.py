@@ -10,7 +10,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from ..geometry import Geometry
 from ..policy import Policy
 from ..ranking import Ranked
 from ..registry import unknown
-from ..scorers.box import Box
-from ..scorers.outliers import Outliers
-from ..scorers.reductions import NORMALISED
+from ..scorers.reductions import Of
 from ..selection import Selection
 from ..summaries import Summaries
 from . import empty_outputs, reference
@@ -49,8 +47,11 @@ if _native is not None:
     _share_torch_threads()
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SCORERS = {"mean": 0, "quest": 1, "box": 2, "outliers": 3}
-_AGGREGATES = {"max": 0, "mean": 1, "mass": 2, "mass-max": 3, "softmax": 4}
+# As in native/rank.h: kinds of summaries, and reductions by what is reduced and whether by its mean.
+_MEAN, _BOX, _SHRUNK_BOX, _OUTLIERS = range(4)
+_REDUCTIONS = {
+    (Of.SCORES, False): 0, (Of.SCORES, True): 1, (Of.MASS, True): 2, (Of.MASS, False): 3, (Of.SOFTMAX, False): 4,
+}  # fmt: skip
 NO_PAGES = (0, 0, 0, 0)  # all keys lie in one piece
 _MOST_DIM, _MOST_BLOCK = 1024, 1024  # of outliers, as in native/rank.h
 
@@ -109,20 +110,37 @@ def _shape(q: Tensor, k: Tensor, value_dim: int) -> tuple[int, ...]:
     return (q.shape[0], q.shape[1], k.shape[1], q.shape[3], value_dim, _DTYPES[q.dtype])
 
 
-def _has_kernel(policy: Policy) -> bool:
-    assert policy.scorer is not None
-    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES:
-        return False
+class Kernel(NamedTuple):
+    """How the native code knows a scorer and a reduction: the numbers it takes."""
+
+    summary: int
+    reduction: int
+    shrink: float
+    outliers: int
+
+
+def kernel(policy: Policy, dim: int) -> Kernel | None:
+    """The native kernel that ranks blocks by this policy; None where there is none."""
+    planes = None if policy.scorer is None else policy.scorer.planes
+    reduction = _REDUCTIONS.get((policy.reduction.of, policy.reduction.mean))
+    if planes is None or reduction is None:
+        return None
+    shrink = float(planes.shrink or 0.0)
+    if planes.outliers is None:
+        summary = _MEAN if not planes.box else _BOX if planes.shrink is None else _SHRUNK_BOX
+        return Kernel(summary, reduction, shrink, 0)
     # A row's best plane and the mean over rows cannot be taken one after the other.
-    return not isinstance(policy.scorer, Outliers) or (policy.aggregate != "mean" and policy.block <= _MOST_BLOCK)
+    of_scores = policy.reduction.of is Of.SCORES and policy.reduction.mean
+    if of_scores or policy.block > _MOST_BLOCK or dim > _MOST_DIM:
+        return None
+    return Kernel(_OUTLIERS, reduction, 1.0 if planes.box and planes.shrink is None else shrink, planes.outliers)
 
 
 def rank(
     q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
 ) -> Ranked:
-    scorer = policy.scorer
-    assert scorer is not None
-    if not _has_kernel(policy) or (isinstance(scorer, Outliers) and q.shape[3] > _MOST_DIM):
+    native = kernel(policy, q.shape[3])
+    if native is None:
         return reference.rank(q, k, policy, geometry, scale)  # without native code it still works, slowly
     width = policy.rule.limit(geometry.n_blocks)
     shape = (q.shape[0], q.shape[1], geometry.n_tiles, width)
@@ -131,9 +149,7 @@ def rank(
     scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
     limits = policy.rule.limits(geometry.sequence, geometry.n_blocks)
     far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
-    kinds = (_SCORERS[scorer.name], _AGGREGATES[policy.aggregate], policy.sinks, width)
-    shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
-    given = (shrink, scorer.m if isinstance(scorer, Outliers) else 0)
+    kinds = (native.summary, native.reduction, policy.sinks, width)
     every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
     single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
     pooling = (policy.pool, policy.tile // policy.pool, single.data_ptr() if single.numel() else 0)
@@ -143,14 +159,16 @@ def rank(
         inputs = (*_view(q), *_view(k), *_shape(q, k, 0), *_tiles(geometry), *kinds)
         outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
         numbers = (scale, torch.get_num_threads(), chosen)
-        return _pack((*inputs, *outputs, q.shape[2], *given, *kept, *pooling, *numbers, *NO_PAGES))
+        return _pack(
+            (*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers, *NO_PAGES)
+        )
 
     kept, done = (0, 0, 0), 0
     if summaries is not None:  # before any work: it may refuse these keys
-        kind = (scorer, chosen)
+        kind = (native.summary, native.shrink, native.outliers, chosen)
         store, done = summaries.prepare(k, policy.block, kind, lambda: int(_native.summary_bytes(packed(0, *kept))))
         kept = (store.data_ptr(), store.shape[2], done)
-    forced = _forced_mass(q, k, geometry, scale, policy.sinks) if policy.aggregate in NORMALISED else None
+    forced = _forced_mass(q, k, geometry, scale, policy.sinks) if policy.reduction.of is Of.MASS else None
     _native.rank(packed(0 if forced is None else forced.data_ptr(), *kept))
     if summaries is not None:
         summaries.finish(k.shape[2], done)

@@ -12,17 +12,14 @@ from ..geometry import Geometry
 from ..pages import Plan
 from ..policy import Policy
 from ..ranking import Ranked
-from ..scorers.box import Box
-from ..scorers.outliers import Outliers
-from ..scorers.reductions import NORMALISED
+from ..scorers.reductions import Of
 from ..selection import Selection
 from . import cpu
 
 
 def has_kernel(policy: Policy, dim: int) -> bool:
     """Whether blocks can be ranked natively."""
-    too_wide = isinstance(policy.scorer, Outliers) and dim > cpu._MOST_DIM
-    return policy.scorer is not None and cpu._has_kernel(policy) and not too_wide
+    return cpu.kernel(policy, dim) is not None
 
 
 def _where(plan: Plan, k_pages: Tensor) -> tuple[int, ...]:
@@ -42,16 +39,14 @@ def _rank_args(
     store: Tensor | None,
     every_row: Tensor | None = None,
 ) -> bytes:
-    scorer = policy.scorer
-    assert scorer is not None
-    kinds = (cpu._SCORERS[scorer.name], cpu._AGGREGATES[policy.aggregate], policy.sinks, width)
-    shrink = float(scorer.c) if isinstance(scorer, Box | Outliers) else 0.0
-    outliers = scorer.m if isinstance(scorer, Outliers) else 0
+    native = cpu.kernel(policy, q.shape[3])
+    assert native is not None
+    kinds = (native.summary, native.reduction, policy.sinks, width)
     inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._shape(q, k_pages, 0), *cpu._tiles(geometry), *kinds)
     kept = (0 if store is None else store.data_ptr(), 0, 0)
     pooling = (policy.pool, policy.tile // policy.pool, 0 if every_row is None else every_row.data_ptr())
     numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
-    return cpu._pack((*inputs, *outputs, q.shape[2], shrink, outliers, *kept, *pooling, *numbers))
+    return cpu._pack((*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers))
 
 
 def summary_bytes(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> int:
@@ -86,7 +81,7 @@ def rank(
     every_row = policy.rule.every_row(told) if policy.pool > 1 else None
     single = None if every_row is None else every_row.to(torch.uint8).contiguous()
     far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
-    forced = _forced_mass(q, k_pages, geometry, plan, scale, policy.sinks) if policy.aggregate in NORMALISED else None
+    forced = _forced_mass(q, k_pages, geometry, plan, scale, policy.sinks) if policy.reduction.of is Of.MASS else None
     masses = 0 if forced is None else forced.data_ptr()
     outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
     cpu._native.rank(_rank_args(q, k_pages, policy, geometry, plan, scale, width, outputs, store, single))

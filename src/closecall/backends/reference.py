@@ -9,7 +9,7 @@ from ..geometry import Geometry
 from ..policy import Policy
 from ..ranking import Ranked
 from ..scorers.base import Chunk, View, accumulator, run_means
-from ..scorers.reductions import AGGREGATES, NORMALISED, SOFTMAX, log_shares, shares
+from ..scorers.reductions import Of, log_shares, shares
 from ..selection import Selection, gather_kept
 from ..summaries import Summaries
 from . import empty_outputs
@@ -31,7 +31,7 @@ def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale:
     assert policy.scorer is not None
     batch, heads, _, _ = q.shape
     group = heads // k.shape[1]  # query head h reads key head h // group
-    mass = policy.aggregate in NORMALISED
+    mass = policy.reduction.of is Of.MASS
     every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
     for b, tiles, rows, keys in geometry.spans():
@@ -58,18 +58,18 @@ def _unseen(view: View, chunk: Chunk) -> Tensor:
 def _reduced(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
     """Tile scores `[G, tiles, seen]` from what the scorer found `[G, tiles, runs, seen]`."""
     assert policy.scorer is not None
-    if policy.aggregate in NORMALISED:
+    if policy.reduction.of is Of.MASS:
         return _normalised(view, chunk, found, policy)
-    if policy.aggregate == SOFTMAX:
+    if policy.reduction.of is Of.SOFTMAX:
         masses = found.log() if policy.scorer.votes else found
-        return log_shares(masses.masked_fill(_unseen(view, chunk)[:, None], -torch.inf)).amax(-2)
-    return AGGREGATES[policy.aggregate](found)
+        found = log_shares(masses.masked_fill(_unseen(view, chunk)[:, None], -torch.inf))
+    return policy.reduction(found)
 
 
 def _normalised(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
     """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, runs, seen]`."""
     assert policy.scorer is not None
-    reduce = NORMALISED[policy.aggregate]
+    reduce = policy.reduction
     unseen = _unseen(view, chunk)[:, None]
     if policy.scorer.votes:
         votes = found.nan_to_num(nan=0.0).masked_fill(unseen, 0.0)

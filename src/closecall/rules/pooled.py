@@ -19,7 +19,7 @@ from torch import Tensor
 from ..checks import is_number
 from ..ranking import Decision, Ranked, margins_at
 from ..registry import Setting, must_define, unknown
-from ..scorers.reductions import NORMALISED
+from ..scorers.reductions import REDUCTIONS, Of
 from .base import Rule
 from .topk import TopK
 
@@ -206,13 +206,18 @@ class Weighed(Pooled):
 
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
-        return super().from_overrides({"shares": overrides.get("aggregate") in NORMALISED} | overrides)
+        return super().from_overrides({"shares": _are_shares(overrides.get("aggregate"))} | overrides)
 
     def check(self, policy: Setting) -> None:
         super().check(policy)
-        if self.shares != (policy.aggregate in NORMALISED):
-            meaning = "estimated shares of softmax mass" if policy.aggregate in NORMALISED else "logits"
+        if self.shares != _are_shares(policy.aggregate):
+            meaning = "logits" if self.shares else "estimated shares of softmax mass"
             raise ValueError(
                 f"tile scores under aggregate {policy.aggregate!r} are {meaning}: "
                 f"make rule {self.name!r} with shares={not self.shares}"
             )
+
+
+def _are_shares(aggregate: str | None) -> bool:
+    """Whether tile scores under this aggregate are estimated shares of softmax mass."""
+    return aggregate in REDUCTIONS and REDUCTIONS[aggregate].of is Of.MASS

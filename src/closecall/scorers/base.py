@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..registry import Component, Registry, Setting
+from ..registry import Component, Registry, Setting, must_define
 from .reductions import shares
 
 SCORERS: Registry[Scorer] = Registry("scorer")
@@ -47,9 +47,9 @@ def per_block(keys: Tensor, block: int, pool: Callable[[Tensor], Tensor]) -> Ten
     wide = keys.to(accumulator(keys.dtype))
     n = wide.shape[-2] // block * block
     whole, rest = wide[..., :n, :], wide[..., n:, :]
-    found = [pool(torch.unflatten(whole, -2, (-1, block)))] if n else []
-    found += [pool(rest.unsqueeze(-3))] if rest.shape[-2] else []
-    return torch.cat(found, -2)
+    pooled = [pool(torch.unflatten(whole, -2, (-1, block)))] if n else []
+    pooled += [pool(rest.unsqueeze(-3))] if rest.shape[-2] else []
+    return torch.cat(pooled, -2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +151,32 @@ class View:
 
 
 @dataclass(frozen=True)
+class Planes:
+    """A block summary that fast kernels can make and score: vectors of a key's size, one plane of them for each.
+
+    The block's keys are stored as their mean, or as their coordinate-wise `box`, two vectors; a box may be shrunk
+    towards the mean, `shrink` times as wide. With `outliers`, that many keys most distant from the block's mean are
+    stored as they are, the rest stands for the other keys alone, and all is rounded to the keys' own type. A row's
+    score is its largest product with any stored vector or point of the box. `scorers/planes.py` says this in code.
+    """
+
+    box: bool
+    shrink: float | None = None  # None: the box itself
+    outliers: int | None = None  # None: none, and nothing is rounded
+
+    @property
+    def vectors(self) -> int:
+        return (2 if self.box else 1) + (self.outliers or 0)
+
+
+@dataclass(frozen=True)
 class Scorer(Component):
-    """Turns keys into block summaries, and query rows plus summaries into scores (before `scale`)."""
+    """Turns keys into block summaries, and query rows plus summaries into scores (before `scale`).
+
+    A subclass defines `summarise` and `row_scores`; or `scan`, if summaries are not enough; or, if its summaries are
+    `Planes`, it derives from `closecall.scorers.planes.PlaneScorer`, defines nothing but these, and every backend's
+    kernels run it.
+    """
 
     # Whether scores are votes: not products that softmax knows, but shares of something, at least 0. Row-normalised
     # reductions then divide a row's votes by their sum over the blocks it sees, forced ones included.
@@ -161,6 +185,11 @@ class Scorer(Component):
     @property
     def vectors_per_block(self) -> int | None:
         """Vectors of the keys' size that it stores for a block; None if it stores none, but reads keys again."""
+        return None
+
+    @property
+    def planes(self) -> Planes | None:
+        """Its summaries as fast kernels know them; None where only the reference backend can score."""
         return None
 
     def check(self, policy: Setting) -> None:
@@ -179,11 +208,11 @@ class Scorer(Component):
 
     def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
         """Summaries `[..., n_blocks, D]` of keys `[..., N, D]`, over real keys only."""
-        raise NotImplementedError
+        raise must_define(self, "summarise(self, keys, block)", "a tuple of tensors [..., n_blocks, D]")
 
     def row_scores(self, rows: Tensor, summary: tuple[Tensor, ...]) -> Tensor:
         """Scores `[..., rows, n_blocks]` of query rows `[..., rows, D]`."""
-        raise NotImplementedError
+        raise must_define(self, "row_scores(self, rows, summary)", "scores [..., rows, n_blocks]")
 
     def log_mass(self, rows: Tensor, summary: tuple[Tensor, ...], scale: float, n_keys: int) -> Tensor:
         """Estimated log of the sum of exp(scale * product) over a block's `n_keys` keys, for every row and block.
@@ -201,34 +230,22 @@ class Scorer(Component):
         for chunk in view.chunks():
             rows, seen = chunk.scored.flatten(0, 2), tuple(s[..., : chunk.seen, :] for s in summary)
             if view.mass:
-                found = self.log_mass(rows, seen, view.scale, view.block)
+                scores = self.log_mass(rows, seen, view.scale, view.block)
             else:
-                found = view.scale * self.row_scores(rows, seen)
-            yield chunk, found.reshape(*chunk.scored.shape[:3], chunk.seen)
+                scores = view.scale * self.row_scores(rows, seen)
+            yield chunk, scores.reshape(*chunk.scored.shape[:3], chunk.seen)
 
     def describe(self) -> str:
-        given = ", ".join(f"{f.name} {getattr(self, f.name)}" for f in fields(self))
-        return f"{self.name} scores" + (f" ({given})" if given else "")
+        """What it does, as a phrase for the policy's one-line description."""
+        parameters = ", ".join(f"{f.name} {getattr(self, f.name)}" for f in fields(self))
+        return f"{self.name} scores" + (f" ({parameters})" if parameters else "")
 
 
 def mean_key(keys: Tensor, block: int) -> Tensor:
+    """The mean of every block's keys."""
     return per_block(keys, block, lambda b: b.sum(-2) / b.shape[-2])
 
 
 def run_means(rows: Tensor, pool: int) -> Tensor:
     """Means `[..., runs, D]` of consecutive runs of `pool` of the rows `[..., rows, D]`; the last may be shorter."""
     return mean_key(rows, pool)
-
-
-def box_scores(rows: Tensor, high: Tensor, low: Tensor) -> Tensor:
-    """The largest product of every row with any point of every block's box: q high where q > 0, q low elsewhere."""
-    wide = rows.to(high.dtype)
-    finite = high.isfinite() & low.isfinite()
-    whole = bool(finite.all())
-    above, below = (high, low) if whole else (high.where(finite, 0.0), low.where(finite, 0.0))
-    scores = wide.clamp(min=0) @ above.transpose(-1, -2) + wide.clamp(max=0) @ below.transpose(-1, -2)
-    if not whole:  # 0 * inf would have spoiled the products: block by block, no row meets the side it does not look at
-        for b in (~finite.all(-1)).reshape(-1, finite.shape[-2]).any(0).nonzero()[:, 0].tolist():
-            up, down = high[..., b, None, :], low[..., b, None, :]
-            scores[..., b] = torch.where(wide > 0, wide * up, wide * down).sum(-1)
-    return scores

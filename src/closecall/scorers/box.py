@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from .base import SCORERS, mean_key
+from .base import SCORERS, Planes
 from .parameters import check_shrink
-from .quest import Quest
+from .planes import PlaneScorer
 
 
 @SCORERS.register("box")
 @dataclass(frozen=True)
-class Box(Quest):
+class Box(PlaneScorer):
     """The largest product any point of the shrunk box `mean + c (kmax - mean)` to `mean + c (kmin - mean)` can have.
 
     c = 0 is `mean`, c = 1 is `quest`. Quest's corner is a key that hardly ever exists: with D coordinates their maxima
@@ -27,6 +24,6 @@ class Box(Quest):
     def __post_init__(self) -> None:
         check_shrink(self.c)
 
-    def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
-        mean, (high, low) = mean_key(keys, block), super().summarise(keys, block)
-        return torch.lerp(mean, high, self.c), torch.lerp(mean, low, self.c)  # lerp is exact at both ends
+    @property
+    def planes(self) -> Planes:
+        return Planes(box=True, shrink=self.c)

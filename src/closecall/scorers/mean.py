@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from .base import SCORERS, Scorer, mean_key
+from .base import SCORERS, Planes
+from .planes import PlaneScorer
 
 
 @SCORERS.register("mean")
 @dataclass(frozen=True)
-class Mean(Scorer):
+class Mean(PlaneScorer):
     """Eq. 1: the row's product with the block's mean key (SSA). Its estimated mass is, by Jensen, a lower bound."""
 
     @property
-    def vectors_per_block(self) -> int:
-        return 1
-
-    def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
-        return (mean_key(keys, block),)
-
-    def row_scores(self, rows: Tensor, summary: tuple[Tensor, ...]) -> Tensor:
-        (mean,) = summary
-        return rows.to(mean.dtype) @ mean.transpose(-1, -2)
+    def planes(self) -> Planes:
+        return Planes(box=False)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from .base import SCORERS, Scorer, box_scores, per_block
+from .base import SCORERS, Planes
+from .planes import PlaneScorer
 
 
 @SCORERS.register("quest")
 @dataclass(frozen=True)
-class Quest(Scorer):
+class Quest(PlaneScorer):
     """Eq. 2: the largest product any key inside the block's coordinate-wise box could have with the row.
 
     Its estimated mass is an upper bound. Tang et al.: "Quest: Query-Aware Sparsity for Efficient Long-Context LLM
@@ -19,12 +18,5 @@ class Quest(Scorer):
     """
 
     @property
-    def vectors_per_block(self) -> int:
-        return 2
-
-    def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
-        return per_block(keys, block, lambda b: b.amax(-2)), per_block(keys, block, lambda b: b.amin(-2))
-
-    def row_scores(self, rows: Tensor, summary: tuple[Tensor, ...]) -> Tensor:
-        high, low = summary
-        return box_scores(rows, high, low)
+    def planes(self) -> Planes:
+        return Planes(box=True)

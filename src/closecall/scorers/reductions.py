@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
+
+
+class Of(Enum):
+    """What of a row is reduced."""
+
+    SCORES = "scores"  # as they are
+    # Its estimated shares of softmax mass, in which the forced blocks' mass is exact. A row that looks elsewhere then
+    # no longer shouts down one that knows what it wants. Tile scores are in [0, 1].
+    MASS = "mass"
+    # The logs of its shares in a softmax over the scores of all blocks it sees, forced ones judged by their summaries
+    # as the others are: nothing but the ranking's own products. Logs cannot underflow.
+    SOFTMAX = "softmax"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduces what `of` says of every row over the rows of a tile: their mean, or the largest.
+
+    The paper's is the largest score: dropping a block that one row badly wants is worse than dropping one that many
+    rows want a little.
+    """
+
+    of: Of
+    mean: bool
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Tile scores `[..., blocks]` of rows `[..., rows, blocks]`.
+
+        A row whose score is NaN has no say in a maximum; in a mean it cannot be left out.
+        """
+        return rows.mean(-2) if self.mean else _largest(rows)
+
+
+REDUCTIONS = {
+    "max": Reduction(Of.SCORES, mean=False),
+    "mean": Reduction(Of.SCORES, mean=True),
+    "mass": Reduction(Of.MASS, mean=True),
+    "mass-max": Reduction(Of.MASS, mean=False),
+    "softmax": Reduction(Of.SOFTMAX, mean=False),
+}
 
 
 def _largest(rows: Tensor) -> Tensor:
@@ -15,29 +56,11 @@ def _largest(rows: Tensor) -> Tensor:
     return rows.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-2)
 
 
-# Reductions of row scores [..., rows, blocks] to tile scores [..., blocks]. The paper's is the maximum: dropping a
-# block that one row badly wants is worse than dropping one that many rows want a little. A row whose score is NaN
-# has no say in a maximum; in a mean it cannot be left out.
-AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {"max": _largest, "mean": lambda rows: rows.mean(-2)}
-
-
-# Row-normalised reductions: every row's scores are turned into its estimated shares of softmax mass, in which the
-# forced blocks' mass is exact, and the shares are reduced. A row that looks elsewhere then no longer shouts down one
-# that knows what it wants. Tile scores are in [0, 1].
-NORMALISED = {"mass": AGGREGATES["mean"], "mass-max": AGGREGATES["max"]}
-
-
-# Like `mass-max`, of the scores alone: a row's softmax over all blocks it sees, forced ones judged by their summaries
-# as the others are. Nothing but the ranking's own products goes into it. Tile scores are logs of shares, which cannot
-# underflow.
-SOFTMAX = "softmax"
-
-
 def shares(logits: Tensor) -> Tensor:
     """Softmax over the last axis, in which NaN counts as -inf; a row of nothing else gets zeros."""
-    found = logits.softmax(-1)
-    if not bool(found.sum().isnan()):
-        return found
+    shared = logits.softmax(-1)
+    if not bool(shared.sum().isnan()):
+        return shared
     top = torch.finfo(logits.dtype).max  # infinities share what there is
     return logits.nan_to_num(nan=-torch.inf, posinf=top, neginf=-torch.inf).softmax(-1).nan_to_num(nan=0.0)
 

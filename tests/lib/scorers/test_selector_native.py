@@ -120,3 +120,13 @@ def test_infinite_scores_share_what_there_is(engine: Engine, aggregate: str) -> 
     assert torch.equal(found.order[..., :2], expected.order[..., :2])
     if aggregate != "softmax":  # where the others' scores are as small as numbers get, not to be told apart
         torch.testing.assert_close(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("c", [0, 1])
+def test_a_whole_number_for_a_share_is_a_share(c: int) -> None:
+    generator = torch.Generator().manual_seed(c)
+    q, k = (torch.randn(1, 1, 300, 16, generator=generator) for _ in range(2))
+    for scorer in ("box", "outliers"):
+        policy = closecall.policy("topk", scorer=scorer, c=c, budget=6, tile_factor=1, block=16, tile=16)
+        mine, theirs = (closecall.select(q, k, policy, backend=b) for b in ("cpu", "reference"))
+        assert torch.equal(mine.kv_idx, theirs.kv_idx)

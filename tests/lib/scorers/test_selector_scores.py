@@ -15,9 +15,11 @@ from small_calls import call
 
 import closecall
 import oracle
-from closecall import SCORERS, Policy, scorers
+from closecall import SCORERS, Policy
 from closecall.backends import reference
 from closecall.geometry import plan
+from closecall.scorers import base
+from closecall.scorers.reductions import REDUCTIONS
 from drawing import Case, over
 
 NAMES = (*SUMMARIES, *ORACLES, *VOTES, "minference-block")
@@ -76,7 +78,7 @@ def test_by_definition(name: str, aggregate: str) -> None:
         q, k, _ = case.tensors()
         policy, given = made(name, aggregate, case)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scorers, "AT_ONCE", random.Random(case.seed).choice([1, 1000, scorers.AT_ONCE]))
+            patch.setattr(base, "AT_ONCE", random.Random(case.seed).choice([1, 1000, base.AT_ONCE]))
             found = oracle.exact(scored(case, policy, q, k))
         wide_q, wide_k = oracle.exact(q), oracle.exact(k)
         always, relative = bound(case, wide_q, wide_k, 2.0**-53)
@@ -128,4 +130,4 @@ def test_all_there_is_was_tested() -> None:
     """A scorer that registers itself with the package has its definition here."""
     ours = {n for n in SCORERS.names() if SCORERS[n].__module__.startswith("closecall.")}
     assert ours | {"boxed outliers"} == {*NAMES}
-    assert {*scorers.AGGREGATES, *scorers.NORMALISED, scorers.SOFTMAX} == set(AGGREGATES)
+    assert set(REDUCTIONS) == set(AGGREGATES)

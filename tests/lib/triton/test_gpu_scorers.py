@@ -279,7 +279,7 @@ def test_outlying_keys_are_the_references_where_many_are_as_distant(
     policy = Policy(scorer, TopK(), block, block, 1, "max")
     here = tables.tables(plan(1, k.shape[2], k.shape[2], block, block), k.device)
     with ENGINE._forced():
-        found, told = backend._summarise(k, policy, here, block)
+        found, told = backend._summarise(k, policy.scorer.planes, here, block)
     assert (told["VECTORS"], told["PLANES"], found.dtype) == (m + 1, 2 if c else 1, dtype)
     expected = torch.stack(scorer.summarise(k, block), -3)  # [B, Hkv, planes, blocks, D]
     assert torch.equal(found[..., :5].float(), expected[0])
@@ -293,7 +293,7 @@ def test_a_box_is_stored_in_parts_that_hold_all_of_its_bits(c: float, dtype: tor
     policy = Policy(Box(c=c), TopK(), 16, 16, 1, "max")
     here = tables.tables(plan(1, 37, 37, 16, 16), k.device)
     with ENGINE._forced():
-        parts, told = backend._summarise(k, policy, here, 16)
+        parts, told = backend._summarise(k, policy.scorer.planes, here, 16)
     for side, pick in enumerate((torch.amax, torch.amin)):
         back = sum(parts[0, 2 * i + side].double() * 2.0 ** (-told["SHIFT"] * i) for i in range(told["PLANES"] // 2))
         for b, keys in enumerate(k[0, 0].double().split(16)):
@@ -313,7 +313,7 @@ def test_one_block_of_a_thousand_keys_needs_many_steps(c: float) -> None:
     here = tables.tables(plan(1, 1024, 1024, 1024, 64), k.device)
     k = k - 2.0**-7 * k.sum(2, keepdim=True) / 8  # so that the mean is 0 and -4 is as distant as 4
     with ENGINE._forced():
-        found, _ = backend._summarise(k, policy, here, 1024)
+        found, _ = backend._summarise(k, policy.scorer.planes, here, 1024)
     assert torch.equal(found[0, -3:, 0, 0], k[0, 0, [1000, 3, 700], 0])
     if c:
         assert torch.equal(found[0, :2, 0, 0], k[0, 0, [40, 900], 0])

@@ -277,7 +277,7 @@ def test_a_mean_key_is_stored_in_parts_that_hold_all_of_its_bits(dtype: str) -> 
     policy = closecall.policy("topk", block=16, tile=16, budget=3)
     here = tables.tables(plan(1, 70, 70, 16, 16), k.device)
     with ENGINE._forced():
-        parts, told = backend._summarise(k, policy, here, 16)
+        parts, told = backend._summarise(k, policy.scorer.planes, here, 16)
     back = sum(parts[0, i].double() * 2.0 ** (-told["SHIFT"] * i) for i in range(told["PLANES"]))
     mean = torch.stack([b.double().mean(-2) for b in k[0, 0].split(16)])
     size = torch.stack([b.double().abs().mean(-2) for b in k[0, 0].split(16)])

@@ -7,8 +7,8 @@ to check them, many times slower than the `cpu` backend.
 Limits:
 
 * head and value dims up to 256; float32, bfloat16, float16;
-* scorers other than `mean`, `quest`, `box` and `outliers`, one's own among them, are scored by the reference backend,
-  which does ask the device;
+* scorers that have no planes (`Scorer.planes`), and policies that pool rows, are scored by the reference backend, which
+  does ask the device;
 * an infinite coordinate in a key makes its block's score NaN where the scorer makes boxes, so the block ranks last; an
   infinite value makes the rows that attend to it NaN;
 * under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
@@ -32,6 +32,8 @@ from torch import Tensor
 from ...geometry import Geometry
 from ...policy import Policy
 from ...ranking import Ranked
+from ...scorers.base import Planes
+from ...scorers.reductions import Of
 from ...selection import Selection
 from ...summaries import Summaries
 from .. import empty_outputs, reference
@@ -41,8 +43,7 @@ from .interpret import kernels
 from .tables import Tables, tables
 
 FEW_ROWS = 16  # decode: calls of at most this many query rows
-_SCORERS = ("mean", "quest", "box", "outliers")
-_AGGREGATES = ("max", "mean", "mass", "mass-max", "softmax")
+_REDUCTIONS = {(Of.SCORES, False), (Of.SCORES, True), (Of.MASS, False), (Of.MASS, True), (Of.SOFTMAX, False)}
 
 
 OLDEST_TRITON = (3, 5)  # as the extra `triton` asks for
@@ -148,17 +149,14 @@ def _fit(wanted: int, there: int) -> int:
     return min(wanted, launch.padded(there))
 
 
-def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Tensor, dict[str, Any]]:
+def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Tensor, dict[str, Any]]:
     """Summaries `[Hkv, planes, slots, width]` and what the score kernels must know about them."""
-    scorer = policy.scorer
-    assert scorer is not None
-    outliers = scorer.name == "outliers"
-    shrink = float(getattr(scorer, "c", 1.0))
-    vectors = getattr(scorer, "m", 0) + 1
+    outliers = planes.outliers is not None
+    shrink = 1.0 if planes.shrink is None else planes.shrink
+    vectors = (planes.outliers or 0) + 1
     slots, dim = here.blocks.shape[0], k.shape[3]
     width = launch.padded(dim)
-    kind = "boxed-outliers" if outliers and shrink else scorer.name
-    told = launch.layout(kind, vectors, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
+    told = launch.layout(planes, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
     chosen = tuning.choose(_call("outliers" if outliers else "summaries", k, k, k))
     keys = _fit(chosen.keys, block)
     common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
@@ -173,7 +171,7 @@ def _summarise(k: Tensor, policy: Policy, here: Tables, block: int) -> tuple[Ten
             )  # fmt: skip
         else:
             kernel.summaries_kernel[(slots, k.shape[1])](
-                k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], SHRUNK=scorer.name == "box",
+                k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], SHRUNK=planes.shrink is not None,
                 PLANES=told["PLANES"], SHIFT=told["SHIFT"], WIDTH=width, DIM=dim, **common,
             )  # fmt: skip
     return out.to(k.dtype), told
@@ -195,8 +193,9 @@ def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: 
 def rank(
     q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
 ) -> Ranked:
-    assert policy.scorer is not None
-    if policy.scorer.name not in _SCORERS or policy.aggregate not in _AGGREGATES or policy.pool > 1:
+    reduction = policy.reduction
+    known = None if policy.scorer is None else policy.scorer.planes
+    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS or policy.pool > 1:
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
     batch, heads, rows, dim = q.shape
@@ -207,9 +206,9 @@ def rank(
     forced = here.forced(policy.sinks)
     if here.blocks.shape[0] == 0:  # nothing but padding
         return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
-    planes, told = _summarise(k, policy, here, geometry.block)
+    planes, told = _summarise(k, known, here, geometry.block)
     slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
-    mass, softmax = policy.aggregate.startswith("mass"), policy.aggregate == "softmax"
+    mass, softmax = reduction.of is Of.MASS, reduction.of is Of.SOFTMAX
     told |= {
         "TILE": geometry.tile, "BLOCK": geometry.block, "SOFTMAX": softmax, "WIDE": _wide(q),
         "PRECISION": launch.precision(arch, launch.DTYPES[q.dtype]),
@@ -246,7 +245,7 @@ def rank(
                 kernel.scores_kernel[shape](
                     q, planes, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
                     heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
-                    MEAN=policy.aggregate in ("mean", "mass"), **fitted(chosen),
+                    MEAN=reduction.mean, **fitted(chosen),
                 )  # fmt: skip
                 best = found.topk(width, dim=-1).values
                 order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from ...registry import unknown
+from ...scorers.base import Planes
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 SMALL = ("sm_86", "sm_89", "sm_120")  # 99 KiB of shared memory for a thread block, where sm_80 has 163
@@ -82,12 +83,15 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
-def layout(scorer: str, vectors: int, dtype: str) -> dict[str, int]:
-    """How a block's `vectors` lie in planes, PLANES for the first, which of `mean` and `box` has more bits than the
-    type, and one for each of the others. `outliers` with a box are called `boxed-outliers`."""
-    parts, shift = MEAN_PARTS[dtype] if scorer in ("mean", "box") else (1, 0)
-    box = scorer in ("quest", "box") or scorer.startswith("boxed")
-    return {"BOX": box, "VECTORS": vectors, "PLANES": parts * (2 if box else 1), "SHIFT": shift}
+def layout(planes: Planes, dtype: str) -> dict[str, int]:
+    """How a block's vectors lie in planes: PLANES for what stands for its keys, and one for each outlying key.
+
+    A mean, or a box shrunk towards it, that is not rounded has more bits than the type, and takes several.
+    """
+    unrounded = planes.outliers is None and not (planes.box and planes.shrink is None)
+    parts, shift = MEAN_PARTS[dtype] if unrounded else (1, 0)
+    sides = 2 if planes.box else 1
+    return {"BOX": planes.box, "VECTORS": (planes.outliers or 0) + 1, "PLANES": parts * sides, "SHIFT": shift}
 
 
 def scoring(vectors: int, normalised: bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...registry import unknown
+from ...scorers.base import Planes
 from . import launch
 from .kernels import attend, few, scores, summaries
 
@@ -15,10 +16,15 @@ DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 FLOATS = ("fp16", "bf16", "fp32")
 HALF_DIM = 128  # float16 is compiled at this head dim alone: its code is bfloat16's but for the kind of product
 SOFTCAPPED = ((128, 128), (256, 256))
-# Scorers, with their vectors a block, and those that are compiled for fewer head dims, like row-normalised reductions.
-SCORERS = {"mean": 1, "quest": 1}
-MORE_SCORERS = {"box": 1, "outliers-1": 2, "outliers-3": 4, "boxed-outliers-1": 2}
-SOFTMAX_SCORERS = ("quest", "boxed-outliers-1")
+# Planes by name, and those that are compiled for fewer head dims, like row-normalised reductions.
+PLANES = {"mean": Planes(box=False), "quest": Planes(box=True)}
+MORE_PLANES = {
+    "box": Planes(box=True, shrink=0.5),
+    "outliers-1": Planes(box=False, outliers=1),
+    "outliers-3": Planes(box=False, outliers=3),
+    "boxed-outliers-1": Planes(box=True, shrink=0.5, outliers=1),
+}
+SOFTMAX_PLANES = (PLANES["quest"], MORE_PLANES["boxed-outliers-1"])
 MORE_DIMS = (64, 128)
 # Attention to forced blocks, for the log-sum-exp alone.
 FORCED_DIMS = tuple((dim, launch.FORCED_VALUES) for dim in MORE_DIMS)
@@ -111,16 +117,19 @@ def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     yield _variant(_name("merge", dims, dtype), arch, few.merge_kernel, types, constants, chosen, dims, dtype, False)
 
 
-def _summaries(scorer: str, arch: str, dims: tuple[int, int], dtype: str, told: dict[str, object]) -> Variant:
-    outliers = "outliers" in scorer
+def _summaries(
+    name: str, planes: Planes, arch: str, dims: tuple[int, int], dtype: str, told: dict[str, object]
+) -> Variant:
+    outliers = planes.outliers is not None
     chosen = launch.table("outliers" if outliers else "summaries", arch, *dims, dtype)
     x = f"*{dtype}"
     types = {"k": x, "out": x, "blocks": "*i32", "shrink": "fp32"}
-    constants = told | {"k_d": 1, "KEYS": chosen.keys, "STEPS": 64 // chosen.keys, "SHRUNK": scorer == "box"}
+    constants = told | {"k_d": 1, "KEYS": chosen.keys, "STEPS": 64 // chosen.keys, "SHRUNK": planes.shrink is not None}
     kernel = summaries.outliers_kernel if outliers else summaries.summaries_kernel
     constants = {a: constants[a] for a in kernel.arg_names if a in constants}
-    name = _name(f"summaries {scorer}", dims, dtype)
-    return _variant(name, arch, kernel, types, constants, chosen, dims, dtype, pipelined=False)
+    return _variant(
+        _name(f"summaries {name}", dims, dtype), arch, kernel, types, constants, chosen, dims, dtype, pipelined=False
+    )
 
 
 def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
@@ -129,21 +138,21 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
         return
     x = f"*{dtype}"
     more = dims[0] in MORE_DIMS
-    for scorer, vectors in (SCORERS | MORE_SCORERS if more else SCORERS).items():
+    for scorer, planes in (PLANES | MORE_PLANES if more else PLANES).items():
         told: dict[str, object] = {"DIM": dims[0], "WIDTH": launch.padded(dims[0])}
-        told |= launch.layout(scorer, vectors, dtype)
-        yield _summaries(scorer, arch, dims, dtype, told)
+        told |= launch.layout(planes, dtype)
+        yield _summaries(scorer, planes, arch, dims, dtype, told)
         types = {"q": x, "summaries": x, "plan": "*i32", "forced": "*fp32", "sums": "*fp32", "out": "*i64"}
         types |= {"scale": "fp32"}
         told |= {
             "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
             "SLICE": launch.score_slice(dims[0], dtype),
         }  # fmt: skip
-        reductions = ("", "mass", "softmax") if scorer in SOFTMAX_SCORERS else ("", "mass")
+        reductions = ("", "mass", "softmax") if planes in SOFTMAX_PLANES else ("", "mass")
         for reduction in reductions if more else ("",):
             mass, softmax = reduction == "mass", reduction == "softmax"
             told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": softmax}
-            chosen = launch.table(launch.scoring(vectors, mass or softmax), arch, *dims, dtype)
+            chosen = launch.table(launch.scoring((planes.outliers or 0) + 1, mass or softmax), arch, *dims, dtype)
             constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys}
             name = _name(f"scores {scorer} {reduction}".rstrip(), dims, dtype)
             yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
