@@ -34,8 +34,8 @@ test: $(READY) lint  ## Lint, types and every test (about nine minutes on 2 core
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
 lint: $(READY)
-	$(SAY) "Lint and types"
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(SAY) "Lint, types, and who imports whom"
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 bench: $(READY)  ## Every benchmark at full size: 4K to 128K, fp32 and bf16 (hours; resumes where it was stopped)
 	$(BIN)/closecall bench attention --out out/bench

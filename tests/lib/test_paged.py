@@ -14,7 +14,7 @@ import closecall
 from closecall import paged
 from closecall.backends import cpu
 from closecall.backends.paged_reference import gathered
-from closecall.policy import Policy
+from closecall.policy import Policy, accepted
 from closecall.ranking import alone
 
 pytestmark = pytest.mark.skipif(not cpu.tiers(), reason="the native module was not built")
@@ -148,7 +148,7 @@ def test_native_agrees_with_the_specification(lengths, name, grid, seed):
 
 @pytest.mark.parametrize("name", ["dense", "topk", "auto"])
 def test_whole_prompts_equal_the_public_operator(name):
-    policy = closecall.policy(name, budget=2, block=16, tile=16)
+    policy = closecall.policy(name, block=16, tile=16, **accepted(name, {"budget": 2}))
     step = make_step(3, [(90, 90), (64, 128), (133, 133)], 32, (4, 2), (32, 32))
     out = paged.attention(step.q, step.k, step.v, policy, step.pages)
     plan = step.pages.plan(32, 16, 16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from ..geometry import Geometry
 from ..pages import Plan
 from ..policy import Policy
 from ..ranking import Ranked
-from ..rules.base import Rule
 from ..selection import Selection
 from . import reference
 
@@ -29,20 +27,6 @@ def gathered(pages: Tensor, plan: Plan) -> Tensor:
     return pages[listed].transpose(0, 1).flatten(1, 2)[None]
 
 
-@dataclass(frozen=True, eq=False)
-class _Limit(Rule):
-    """Ranks as far as `rule`, with the rows of `single` tiles scored one by one."""
-
-    rule: Rule
-    single: Tensor | None
-
-    def limit(self, n_blocks: int) -> int:
-        return self.rule.limit(n_blocks)
-
-    def every_row(self, sequence: Tensor) -> Tensor | None:
-        return self.single
-
-
 def rank(
     q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, scale: float, told: Tensor
 ) -> Ranked:
@@ -54,8 +38,8 @@ def rank(
     same = geometry.sequence[:, 1:] == geometry.sequence[:, :-1]
     new[:, 1:] = ~same | (geometry.rows[:, :-1] != geometry.tile)
     cut = dataclasses.replace(geometry, sequence=new.cumsum(1) - 1)
-    ranks_alike = policy.replace(rule=_Limit(policy.rule, policy.rule.every_row(told)))
-    return reference.rank(q, gathered(k_pages, plan), ranks_alike, cut, scale)
+    every_row = policy.rule.every_row(told)
+    return reference.rank(q, gathered(k_pages, plan), policy, cut, scale, every_row=every_row)
 
 
 def attend(

@@ -21,18 +21,21 @@ def why_not(q: Tensor) -> str | None:
     return None
 
 
-def tile_scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Tensor:
+def tile_scores(
+    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, every_row: Tensor | None = None
+) -> Tensor:
     """`[B, H, T, n_blocks]` in float32, -inf for blocks a tile does not see (Steps 1 and 2, Eq. 1 to 3).
 
     Under a row-normalised aggregate the scores are estimated shares of softmax mass in [0, 1], exact for no block but
     the forced ones; over the blocks that a tile sees, those of `mass` add up to 1. Under `softmax` they
-    are logs of shares.
+    are logs of shares. `every_row` is as in `rank`.
     """
     assert policy.scorer is not None
     batch, heads, _, _ = q.shape
     group = heads // k.shape[1]  # query head h reads key head h // group
     mass = policy.reduction.of is Of.MASS
-    every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
+    if every_row is None and policy.pool > 1:
+        every_row = policy.rule.every_row(geometry.sequence)
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
     for b, tiles, rows, keys in geometry.spans():
         single = () if every_row is None else tuple(every_row[b, tiles].tolist())
@@ -112,9 +115,16 @@ def _of_runs(exact: Tensor, blocks: Tensor, pool: int) -> Tensor:
 
 
 def rank(
-    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+    q: Tensor,
+    k: Tensor,
+    policy: Policy,
+    geometry: Geometry,
+    scale: float,
+    summaries: Summaries | None = None,
+    every_row: Tensor | None = None,
 ) -> Ranked:
-    scores = tile_scores(q, k, policy, geometry, scale)
+    """`every_row`: what the rule says of that, where its tiles are not those of the geometry (paged calls)."""
+    scores = tile_scores(q, k, policy, geometry, scale, every_row)
     width = policy.rule.limit(geometry.n_blocks)
     # Sorting in two stable passes: by score, ties to the lower index; then forced and invisible blocks to the end, so
     # that even a block of score -inf that may be kept stands before those that may not.

@@ -18,7 +18,7 @@ GIVEN = {
     "box": {"c": 0.25}, "outliers": {"m": 2}, "snapkv": {"window": 16}, "minference": {"window": 16},
     "moba": {"gates": 3}, "nsa": {"parts": 2}, "xattention": {"stride": 4},
 }  # fmt: skip
-RULE = {"even": {"keep": 6.5}, "certified": {"max_budget": 7}}
+RULE = {"even": {"keep": 6.5}, "certified": {"max_budget": 7}, "per-head": {"budgets": ((7, 6, 5, 4),)}}
 
 
 def tensors() -> tuple[torch.Tensor, ...]:
