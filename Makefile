@@ -28,6 +28,9 @@ demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small 
 	$(BIN)/closecall bench attention --quick --contexts 8k,16k --out out/demo
 	@$(BIN)/closecall report --store out/demo/eval.db --out out/demo >/dev/null
 	$(SAY) "Curves, tests and hit rates by layer: open out/demo/report.html"
+	$(SAY) "One of these prompts, looked at: what top-k and auto kept of it, and what they nearly kept"
+	$(BIN)/closecall explain --model probe --task probe-needle --context 8k --policy topk:budget=4,auto:budget=4 --out out/demo/explain.html
+	$(SAY) "Open out/demo/explain.html"
 
 test: $(READY) lint  ## Lint, types and every test (about nine minutes on 2 cores)
 	$(SAY) "Tests: every backend against a float64 oracle, GPU kernels compiled, models, evaluation, theory"

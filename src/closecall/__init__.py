@@ -4,6 +4,7 @@ from importlib.metadata import version as _version
 
 from .api import attend, attention, select
 from .certify.certificate import Certificate, certify
+from .extensions import explain
 from .hf.attach import Handle, attach
 from .models.load import LoadedModel
 from .models.load import load_model as load
@@ -51,6 +52,7 @@ __all__ = [
     "attend",
     "attention",
     "certify",
+    "explain",
     "load",
     "policy",
     "select",

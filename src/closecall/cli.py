@@ -28,6 +28,7 @@ start here:
   closecall compare --help           which selector wins at equal budget?
   closecall profile --help           where does prefill time go, and where does sparse overtake dense?
   closecall eval --help              which policy keeps how many of dense's answers?
+  closecall explain --help           one page: what did my prompt's attention keep, drop, nearly keep?
   closecall diagnose --help          how sure are the cuts, and what do they cost?
   closecall reproduce                the paper's tables, for a model of yours
   closecall models                   models we know, and the policy recommended for each
@@ -124,7 +125,8 @@ def _get(commands: Commands) -> None:
 OWN = (_info, _models, _get)
 GROUP = "closecall.commands"  # entry points of other distributions: name = a function that adds a parser
 LAB = (
-    "bench", "calibrate", "compare", "diagnose", "eval", "gpu-report", "pareto", "profile", "report", "validate",
+    "bench", "calibrate", "compare", "diagnose", "eval", "explain", "gpu-report", "pareto", "profile", "report",
+    "validate",
 )  # fmt: skip
 
 

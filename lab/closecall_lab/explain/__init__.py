@@ -1,0 +1,1 @@
+"""`closecall explain`: one page that shows what a prompt's attention kept, dropped, and nearly kept."""
