@@ -47,7 +47,9 @@ def everything(policy: Policy, n_blocks: int) -> Policy:
     return policy.replace(rule=TopK(budget=n_blocks, tile_factor=1))
 
 
-def curves(q: Tensor, k: Tensor, v: Tensor, policy: Policy, scale: float, sample: Sample) -> Array:
+def curves(
+    q: Tensor, k: Tensor, v: Tensor, policy: Policy, scale: float, sample: Sample, softcap: float = 0.0
+) -> Array:
     """`[H, n_blocks + 1]`: squared error of each head's output at every budget, as a share of the layer's output.
 
     The layer's squared relative error is the sum over its heads. Budgets below the forced blocks count as these.
@@ -62,7 +64,7 @@ def curves(q: Tensor, k: Tensor, v: Tensor, policy: Policy, scale: float, sample
     energy = 0.0
     for tile, rows in sample.of(geometry, policy.sinks):
         order = _whole_order(ranked.order[0, :, tile], forced[tile], int(geometry.visible[0, tile]))
-        wrong, size = _tile_errors(q[0], k[0], v[0], rows, order, int(forced[tile].sum()), policy.block, scale)
+        wrong, size = _tile_errors(q[0], k[0], v[0], rows, order, int(forced[tile].sum()), policy.block, scale, softcap)
         errors[:, : wrong.shape[1]] += wrong
         errors[:, wrong.shape[1] :] += wrong[:, -1:]
         energy += size
@@ -76,7 +78,15 @@ def _whole_order(ranked: Tensor, forced: Tensor, visible: int) -> Tensor:
 
 
 def _tile_errors(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, order: Tensor, n_forced: int, block: int, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    order: Tensor,
+    n_forced: int,
+    block: int,
+    scale: float,
+    softcap: float,
 ) -> tuple[Array, float]:
     """Squared error `[H, visible + 1]` at every budget, summed over the rows, and the squared size of the output."""
     heads, visible = order.shape
@@ -89,11 +99,14 @@ def _tile_errors(
     wrong = np.zeros((heads, visible + 1))
     total = 0.0
     for h in range(heads):
-        logits = (queries[h] @ keys[h // group].T).masked_fill_(future, -torch.inf)
+        logits = queries[h] @ keys[h // group].T
+        if softcap:
+            logits = softcap * torch.tanh(logits / softcap)
+        logits = logits.masked_fill_(future, -torch.inf)
         weight = (logits - logits.amax(-1, keepdim=True)).exp()
-        padded = torch.nn.functional.pad(weight, (0, visible * block - end)).unflatten(-1, (visible, block))
+        padded = torch.unflatten(torch.nn.functional.pad(weight, (0, visible * block - end)), -1, (visible, block))
         inside = torch.nn.functional.pad(values[h // group], (0, 0, 0, visible * block - end))
-        above = torch.einsum("rbk,bkd->brd", padded, inside.unflatten(0, (visible, block)))[order[h]].cumsum(0)
+        above = torch.einsum("rbk,bkd->brd", padded, torch.unflatten(inside, 0, (visible, block)))[order[h]].cumsum(0)
         below = padded.sum(-1).T[order[h]].cumsum(0)
         outputs = above / below[..., None].clamp(min=torch.finfo(below.dtype).tiny)
         error = (outputs - outputs[-1]).square().sum((1, 2)).double().numpy()

@@ -1,0 +1,95 @@
+"""Fits budgets by layer and head: error curves of the fitting text, cached piece by piece, then the best split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from closecall import Policy, attach
+from closecall.hf.op import Call
+from closecall.models.load import LoadedModel
+from closecall.rules.last_tile import LastTile
+from closecall.rules.per_head import PerHead
+
+from .allocate import allocate
+from .curves import Sample, curves
+from .pieces import Piece
+
+Array = npt.NDArray[Any]
+Say = Callable[[str], None]
+FLOOR = 6  # blocks that every head keeps: heads that matter only when something is asked look idle on plain text
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The error curves of a model's layers: what is needed to split any mean budget."""
+
+    layers: tuple[int, ...]
+    curves: Array  # [layers, heads, blocks + 1]
+
+    def policy(self, base: Policy, mean: float) -> Policy:
+        """`base` with the best split of a mean tile budget; where `base` protects last tiles, so does the result."""
+        floor = max(FLOOR, base.most_forced + 1)
+        budgets = allocate(self.curves, mean, min(floor, int(mean)))
+        fitted = PerHead(tuple(tuple(int(b) for b in row) for row in budgets), self.layers)
+        rule = base.rule
+        return base.replace(
+            rule=LastTile(fitted, rule.factor, rule.pay, rule.tiles, rule.give)
+            if isinstance(rule, LastTile)
+            else fitted
+        )
+
+    def error(self, budgets: Sequence[Sequence[int]] | int) -> float:
+        """Root mean square over layers of the relative output error at these budgets, or at one for all heads."""
+        last = self.curves.shape[2] - 1
+        chosen = np.broadcast_to(np.asarray(budgets), self.curves.shape[:2])
+        errors = np.take_along_axis(self.curves, np.minimum(chosen, last)[..., None], 2)[..., 0]
+        return float(np.sqrt(errors.sum(1).mean()))
+
+
+@torch.no_grad()
+def fit(
+    loaded: LoadedModel, pieces: Sequence[Piece], base: Policy, work: Path, *, sample: Sample | None = None, say: Say
+) -> Fit:
+    """The curves of all pieces, averaged. Each piece is one dense prefill; what `work` has is not run again."""
+    sample = sample or Sample()
+    key = json.dumps([loaded.fingerprint, json.loads(base.to_json())["scorer"], base.block, base.tile, asdict(sample)])
+    found: list[dict[int, Array]] = []
+    for number, piece in enumerate(pieces):
+        name = hashlib.sha256(f"{key} {piece.digest}".encode()).hexdigest()[:16]
+        path = work / f"curves-{name}.npz"
+        if not path.exists():
+            _keep(path, _curves_of(loaded, piece, base, sample))
+        with np.load(path) as stored:
+            found.append({int(layer): stored[layer] for layer in stored.files})
+        say(f"curves of piece {number + 1} of {len(pieces)}: {piece.name}")
+    layers = tuple(sorted(found[0]))
+    return Fit(layers, np.mean([[one[layer] for layer in layers] for one in found], axis=0))
+
+
+def _curves_of(loaded: LoadedModel, piece: Piece, base: Policy, sample: Sample) -> dict[str, Array]:
+    measured: dict[str, Array] = {}
+
+    def see(layer: int, call: Call) -> None:
+        seen = call.seen
+        measured[str(layer)] = curves(seen.q, seen.k, seen.v, base, call.scale, sample, softcap=call.softcap)
+
+    with attach(loaded.model, "dense") as handle:
+        handle.tap(see)
+        loaded.model(torch.tensor([piece.ids], device=loaded.model.device), logits_to_keep=1, use_cache=False)
+    return measured
+
+
+def _keep(path: Path, measured: dict[str, Array]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part.npz")
+    np.savez(part, **measured)  # type: ignore[arg-type]
+    part.replace(path)
