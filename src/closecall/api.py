@@ -23,13 +23,13 @@ from .summaries import Summaries
 
 
 def covers_everything(policy: Policy, geometry: Geometry) -> bool:
-    """Whether the policy keeps every visible block of every tile, whatever the scores."""
+    """Tells whether the policy keeps every visible block of every tile, whatever the scores."""
     tile_budget = policy.rule.tile_budget
     return not policy.rule.needs_scores or (tile_budget is not None and tile_budget >= geometry.n_blocks)
 
 
 def check_room(policy: Policy, geometry: Geometry) -> None:
-    """The tile budget must leave room beside the forced blocks of every tile."""
+    """Raises if the forced blocks of some tile fill the tile budget."""
     tile_budget = policy.rule.tile_budget
     if tile_budget is None or tile_budget > policy.most_forced:  # a bound of any geometry: no need to look at this one
         return
@@ -41,21 +41,21 @@ def check_room(policy: Policy, geometry: Geometry) -> None:
 
 
 def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Kept summaries are of sequences that all begin with their buffer and grow together."""
+    """Raises where summaries cannot be kept: sequences must begin with their buffer and grow together."""
     if summaries is None:
         return
     if not isinstance(summaries, Summaries):
         raise TypeError(f"summaries must be a closecall.Summaries or None, got {type(summaries).__name__}")
-    given = "key_padding" if key_padding is not None else "cu_seqlens" if cu_seqlens is not None else None
-    if given is not None:
+    if key_padding is not None or cu_seqlens is not None:
+        name = "key_padding" if key_padding is not None else "cu_seqlens"
         raise ValueError(
-            f"summaries cannot be kept with {given}: leave summaries out, or call for each sequence alone, without "
-            f"{given} and with a closecall.Summaries of its own"
+            f"summaries cannot be kept with {name}: leave summaries out, or call for each sequence alone, without "
+            f"{name} and with a closecall.Summaries of its own"
         )
 
 
 class Result(NamedTuple):
-    """What one call came to."""
+    """The output of a call, what was kept, and how long both steps took."""
 
     out: Tensor
     lse: Tensor
@@ -82,7 +82,7 @@ class PlannedCall:
     dense_below: int = 0
 
     def select(self) -> Selection | None:
-        """The kept blocks; None where every visible block is kept, whatever the scores."""
+        """Returns the kept blocks, or None where every visible block is kept, whatever the scores."""
         if self.summaries is not None:
             self.summaries.begin()
         if self.k.shape[2] < self.dense_below:
@@ -104,7 +104,7 @@ class PlannedCall:
         )
 
     def run(self, v: Tensor, softcap: float = 0.0) -> Result:
-        """Attention over the kept blocks."""
+        """Selects, then attends over the kept blocks."""
         start = time.perf_counter()
         kept = self.select()
         selected = time.perf_counter()
@@ -116,7 +116,7 @@ def _plan(
     q: Tensor, k: Tensor, policy: Policy | str, scale: float | None, backend: str, key_padding: Tensor | None,
     cu_seqlens: Tensor | None, all_heads: AllHeads | None, summaries: Summaries | None,
 ) -> PlannedCall:  # fmt: skip
-    """The call that `select` and `attention` have in common; q and k are checked already."""
+    """Plans a call for `select` or `attention`. They have checked q and k already."""
     policy = as_policy(policy)
     scale = check_scale(scale, q.shape[-1])
     geometry = plan(q.shape[0], q.shape[2], k.shape[2], policy.block, policy.tile, key_padding, cu_seqlens)
@@ -139,7 +139,7 @@ def select(
     summaries: Summaries | None = None,
     all_heads: AllHeads | None = None,
 ) -> Selection:
-    """Which key blocks each tile of queries keeps, and how sure the cut was.
+    """Chooses the key blocks that each tile of queries keeps, and says how sure the cut was.
 
     `q [B, H, M, D]`, `k [B, Hkv, N, D]`, M <= N; query row i sits at key position N - M + i. `key_padding` is bool
     `[B, N]` with True for real keys (padding on the left or right); `cu_seqlens` packs whole sequences into one row.
@@ -295,7 +295,7 @@ _untraced_attention: Callable[..., Tensor | tuple[Tensor, Tensor]] = _disable_dy
 
 
 def _as_text(policy: Policy | str) -> str:
-    """What `as_policy` makes the policy of again, as a graph can hold it."""
+    """Turns a policy into a string, which a graph can hold."""
     return as_policy(policy).to_json()
 
 

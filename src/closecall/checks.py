@@ -35,7 +35,7 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
 
 
 def _swapped(k: Tensor) -> str:
-    """What to say where a length seems to stand in the place of the heads: no model has so many key heads."""
+    """Describes the problem if k looks like [batch, length, heads, dim]: no model has so many key heads."""
     heads, length = k.shape[1], k.shape[2]
     if heads <= MOST_KEY_HEADS or length >= heads:
         return ""

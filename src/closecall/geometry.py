@@ -55,7 +55,7 @@ class Geometry:
 
     @functools.cached_property
     def _forced(self) -> dict[int, Tensor]:
-        """What `forced` found, by `sinks`: every layer of a model asks again."""
+        """Results of `forced` by `sinks`, kept because every layer of a model asks again."""
         return {}
 
     @functools.cached_property
@@ -104,13 +104,13 @@ class Geometry:
 
     def spans(self) -> list[tuple[int, slice, slice, slice]]:
         """(batch row, tiles, query rows, keys) of every sequence that has queries."""
-        found: dict[int, list[tuple[int, int, slice, slice]]] = {}
+        by_sequence: dict[int, list[tuple[int, int, slice, slice]]] = {}
         ids = self.sequence.tolist()
         for b, t, rows, keys, _ in self.tiles():
-            found.setdefault(ids[b][t], []).append((b, t, rows, keys))
+            by_sequence.setdefault(ids[b][t], []).append((b, t, rows, keys))
         return [
             (ts[0][0], slice(ts[0][1], ts[-1][1] + 1), slice(ts[0][2].start, ts[-1][2].stop), ts[-1][3])
-            for ts in found.values()
+            for ts in by_sequence.values()
         ]
 
 
@@ -119,21 +119,21 @@ Spans = tuple[tuple[tuple[int, int, int, int], ...], ...]
 
 @functools.lru_cache(maxsize=256)
 def _build(q_len: int, k_len: int, block: int, tile: int, spans: Spans) -> Geometry:
-    """From, per batch row, its sequences as (first row, rows, first key, keys).
+    """Builds the geometry from the sequences of each batch row, as (first row, rows, first key, keys).
 
     Every layer of a model asks for the same plan, padded and packed ones too, and backends keep what they make of it.
     """
     tiles = []
     number = 0
     for sequences in spans:
-        mine = []
+        of_row = []
         for row, rows, key, keys in sequences:
             starts = range(0, rows, tile)
-            mine += [(row + at, min(tile, rows - at), key, keys - rows + at, number) for at in starts]
+            of_row += [(row + at, min(tile, rows - at), key, keys - rows + at, number) for at in starts]
             number += 1
-        tiles.append(mine)
+        tiles.append(of_row)
     width = max(1, max(map(len, tiles)))
-    padded = [mine + [(0, 0, 0, 0, -1)] * (width - len(mine)) for mine in tiles]
+    padded = [of_row + [(0, 0, 0, 0, -1)] * (width - len(of_row)) for of_row in tiles]
     table = torch.tensor(padded, dtype=torch.int64)  # [B, T, 5]
     longest = max((keys for sequences in spans for _, _, _, keys in sequences), default=1)
     row_, rows_, key_, pos_, sequence_ = (c.contiguous() for c in table.unbind(-1))
@@ -164,15 +164,15 @@ def _from_padding(q_len: int, block: int, tile: int, key_padding: Tensor) -> Geo
 
 
 def _from_runs(q_len: int, k_len: int, block: int, tile: int, runs: list[list[tuple[int, int]]]) -> Geometry:
-    """From, per batch row, its sequences as (first key, keys) in the buffer.
+    """Builds the geometry from the sequences of each batch row, as (first key, keys) in the buffer.
 
     Rows align to the end of the *buffer*: row i sits at key N - M + i, so a real row's own key is real too.
     """
     offset = k_len - q_len
     spans = []
-    for mine in runs:
-        rows = [(max(0, start - offset), min(q_len, start + keys - offset)) for start, keys in mine]
-        paired = zip(rows, mine, strict=True)
+    for sequences in runs:
+        rows = [(max(0, start - offset), min(q_len, start + keys - offset)) for start, keys in sequences]
+        paired = zip(rows, sequences, strict=True)
         spans.append(
             tuple(
                 (low, high - low, start, low + offset - start + high - low)
@@ -219,8 +219,8 @@ def plan(
     """The geometry of a call with `q [batch, H, q_len, D]` and `k [batch, Hkv, k_len, D]`."""
     if key_padding is not None and cu_seqlens is not None:
         raise ValueError("key_padding and cu_seqlens exclude each other: packed sequences have no padding")
-    given: dict[str, object] = {"key_padding": key_padding, "cu_seqlens": cu_seqlens}
-    for name, x in given.items():
+    tensors: dict[str, object] = {"key_padding": key_padding, "cu_seqlens": cu_seqlens}
+    for name, x in tensors.items():
         if x is not None and not isinstance(x, Tensor):
             what = f"bool [B, N] = {[batch, k_len]}" if name == "key_padding" else "int32 or int64, 1-D"
             raise TypeError(f"{name} must be a torch.Tensor ({what}), got {type(x).__name__}")

@@ -16,7 +16,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def split(text: str, whole: str | None = None) -> dict[str, str]:
-    """The pieces of `key=value,key=value`, values still as text. `whole` is what an error names as their place."""
+    """Splits `key=value,key=value` into keys and values as text. Errors quote `whole`, the text around it."""
     place = repr(text if whole is None else whole)
     pieces: dict[str, str] = {}
     for piece in filter(None, (p.strip() for p in text.split(","))):
@@ -32,7 +32,7 @@ def split(text: str, whole: str | None = None) -> dict[str, str]:
 
 
 def value(text: str, place: str | None = None) -> Any:
-    """One value: a number if it is written as one, `true`, `false` or `none`, a word, or a tuple for a list `a;b`."""
+    """Reads one value: a number, `true`, `false`, `none`, a word, or a list `a;b` as a tuple."""
     if ";" in text:
         return tuple(value(part.strip(), place) for part in text.split(";") if part.strip())
     if _WHOLE.fullmatch(text):
@@ -48,11 +48,11 @@ def value(text: str, place: str | None = None) -> Any:
 
 
 def read(text: str, whole: str | None = None) -> dict[str, Any]:
-    """The parameters that `key=value,key=value` says."""
+    """Reads `key=value,key=value`."""
     place = repr(text if whole is None else whole)
     return {key: value(written, f"{place}: {key}") for key, written in split(text, whole).items()}
 
 
 def write(value: Any) -> str:
-    """A value as `read` takes it."""
+    """Writes a value so that `read` returns it."""
     return ";".join(map(write, value)) + (";" if len(value) == 1 else "") if isinstance(value, tuple) else str(value)

@@ -100,7 +100,7 @@ class Policy:
         return self.sinks + (self.tile + self.block - 2) // self.block + 1
 
     def no_room(self, forced: int, which: str) -> ValueError:
-        """The error for a tile budget that leaves no room beside as many forced blocks."""
+        """Makes the error for a tile budget that does not exceed the forced blocks."""
         return ValueError(
             f"tile budget {self.rule.tile_budget} must exceed the {forced} {which} ({self.sinks} sink, the rest its "
             f"own): {self.rule.remedy(forced + 1)}"
@@ -123,7 +123,7 @@ class Policy:
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
-        """The policy that `to_json` wrote. For a file, `load`."""
+        """Reads what `to_json` wrote. For a file, use `load`."""
         if isinstance(text, os.PathLike) or (isinstance(text, str) and text.strip().endswith(".json")):
             raise TypeError(f"from_json takes JSON text, got the path {os.fspath(text)!r}: use Policy.load(path)")
         try:
@@ -156,7 +156,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """The policy that `save` wrote."""
+        """Reads a file that `save` wrote."""
         source = Path(path)
         if not source.is_file():
             raise FileNotFoundError(
@@ -207,7 +207,7 @@ def _check_scorer(value: object) -> None:
 
 
 def _scorer(named: Scorer | str, overrides: dict[str, Any]) -> Scorer:
-    """The scorer of that name, or this one, with those of the overrides that it takes."""
+    """Makes a scorer from its name or an instance, with the overrides that it takes."""
     if isinstance(named, str):
         return SCORERS.make(named, overrides)
     _check_scorer(named)
@@ -226,7 +226,7 @@ def _check_registered(part: Scorer | Rule | Trigger) -> None:
 
 
 def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Rule, dict[str, Any]]:
-    """The scorer, the rule and the other fields of a preset with overrides, used or not."""
+    """Makes the scorer, the rule and the other fields of a preset. Overrides without effect are not noticed here."""
     scorer_name, rule_name = parts_of(name)
     chosen = GIVEN.get(name, {}) | dict(overrides)
     own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
@@ -235,23 +235,25 @@ def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Ru
 
 
 def _taken(scorer: Scorer | None, rule: Rule) -> set[str]:
-    """The overrides that a policy of these parts has a use for."""
+    """Names the overrides that have an effect on a policy of these parts."""
     return rule.parameters() | (scorer.parameters() | set(OWN) if scorer else set(GRID))
 
 
 def _owners(key: str) -> str:
-    """Who takes this parameter."""
+    """Lists the parts that take this parameter."""
     registries: tuple[Registry[Any], ...] = (SCORERS, RULES, TRIGGERS)
     named = [f"{r.kind} {owner!r}" for r in registries for owner in r.parameters().get(key, [])]
     return ", ".join(named) or ("every policy with a scorer" if key in OWN else "")
 
 
 def _check_used(name: str, overrides: Iterable[str], scorer: Scorer | None, rule: Rule) -> None:
-    """Overrides that the policy has no use for are mistakes."""
+    """Raises on the first override without effect."""
     taken = _taken(scorer, rule)
     for key in overrides:
         if key in taken:
             continue
+        if any(f.name == key for f in dataclasses.fields(rule)):  # it has that parameter, and another one overrules it
+            raise ValueError(f"{key}= has no effect here: the policy is to {rule.describe()}")
         if owners := _owners(key):
             parts = f"rule {rule.name!r}" + (f" on scorer {scorer.name!r}" if scorer else "")
             raise ValueError(f"{key}= has no effect on {parts}: it belongs to {owners}")
@@ -261,7 +263,7 @@ def _check_used(name: str, overrides: Iterable[str], scorer: Scorer | None, rule
 
 
 def accepted(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the overrides that the policy has a use for: what a sweep over several policies passes on.
+    """Keeps the overrides that have an effect on the policy, for sweeps of one set over several policies.
 
     >>> accepted("dense", {"budget": 8, "block": 32})
     {'block': 32}
@@ -272,7 +274,7 @@ def accepted(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policy(name: str, **overrides: Any) -> Policy:
-    """A preset with overrides.
+    """Makes a policy from a preset and overrides.
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
     called `RULE-on-SCORER`, such as `topk-on-box`.
@@ -294,7 +296,7 @@ def policy(name: str, **overrides: Any) -> Policy:
 
 
 def parse(text: str) -> Policy:
-    """A policy as it is written on a command line.
+    """Reads a policy as it is written on a command line.
 
     A preset's name or `RULE-on-SCORER`, with overrides behind a colon: `auto:budget=8`, `topk-on-box:c=0.25,budget=4`.
     Or a saved policy: `policy.json`, or any path behind `file:`.
@@ -314,7 +316,7 @@ def parse(text: str) -> Policy:
 
 
 def as_policy(value: Policy | str | os.PathLike[str]) -> Policy:
-    """A policy from what users pass for one: a `Policy`, text as `parse` reads it, or the path of a saved policy."""
+    """Accepts what users pass for a policy: a `Policy`, text as `parse` reads it, or the path of a saved policy."""
     if isinstance(value, Policy):
         return value
     if isinstance(value, str):

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 
-def unknown(kind: str, given: object, known: Iterable[str]) -> ValueError:
-    """The error for a name nobody registered: says the near match, then all there is."""
+def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
+    """Makes the error for a name that nobody registered, with the nearest match and all known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {given!r}: {hint}known: {', '.join(names)}")
+    return ValueError(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
 
 
 def must_define(part: object, what: str, returns: str) -> NotImplementedError:
-    """The error of a hook that a subclass left out."""
+    """Makes the error for a hook that a subclass did not define."""
     return NotImplementedError(f"{type(part).__name__} must define {what}, which returns {returns}")
 
 
@@ -55,7 +55,7 @@ class Component:
         }
 
     def parameters(self) -> set[str]:
-        """The overrides it has a use for: its own parameters, and those of the parts it is made of."""
+        """Names the overrides that have an effect: its own parameters and those of its parts."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         inner = (part.parameters() for part in own.values() if isinstance(part, Component))
         return set(own).union(*inner)
@@ -85,12 +85,12 @@ class Registry(Generic[C]):
         return sorted(self._classes)
 
     def parameters(self) -> dict[str, list[str]]:
-        """All parameters, with the names of those that take them."""
-        found: dict[str, list[str]] = {}
+        """Maps every parameter to the names of the classes that have it."""
+        owners: dict[str, list[str]] = {}
         for name, cls in sorted(self._classes.items()):
             for f in dataclasses.fields(cls):
-                found.setdefault(f.name, []).append(name)
-        return found
+                owners.setdefault(f.name, []).append(name)
+        return owners
 
     def __getitem__(self, name: str) -> type[C]:
         if name not in self._classes:
@@ -107,7 +107,7 @@ class Registry(Generic[C]):
             )
 
     def make(self, name: str, params: dict[str, Any]) -> C:
-        """An instance from those of `params` that its class takes."""
+        """Makes an instance, passing on the parameters that its class has."""
         cls = self[name]
         return cls(**{f.name: params[f.name] for f in dataclasses.fields(cls) if f.name in params})
 

@@ -35,7 +35,7 @@ class Selection:
 
     @classmethod
     def made(cls, **fields: Any) -> Selection:
-        """One that `select` made: right as long as nobody writes into it."""
+        """Makes a selection that is known to be right, as long as nobody writes into its tensors."""
         selection = cls(**fields)
         object.__setattr__(selection, "_made", selection._versions())
         return selection
@@ -48,7 +48,7 @@ class Selection:
 
     @property
     def untouched(self) -> bool:
-        """Whether it is as `select` made it. Known without asking the device."""
+        """Whether nobody wrote into its tensors since `select` made it. Needs no device synchronisation."""
         return self._made is not None and self._made == self._versions()
 
     @classmethod

@@ -50,7 +50,7 @@ class Summaries:
 
     @property
     def n_keys(self) -> int:
-        """How many keys it knows: those of the last call that made summaries, or fewer since `crop`."""
+        """How many keys are summarised: those of the last call, or fewer after `crop`."""
         return self._n_keys
 
     @property
@@ -60,7 +60,7 @@ class Summaries:
 
     @property
     def nbytes(self) -> int:
-        """The memory it holds."""
+        """Bytes of memory in use."""
         return 0 if self._store is None else self._store.nbytes
 
     def __repr__(self) -> str:
@@ -70,11 +70,11 @@ class Summaries:
     # -- for select and the backends -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A call begins, and nothing has been reused in it yet."""
+        """Marks the start of a call: nothing has been reused in it yet."""
         self._reused = 0
 
     def prepare(self, k: Tensor, block: int, kind: object, block_bytes: Callable[[], int]) -> tuple[Tensor, int]:
-        """A store of bytes `[B, Hkv, room, block_bytes]` with room for all blocks of `k`, and how many are done.
+        """Returns a store of bytes `[B, Hkv, room, block_bytes]` for all blocks of `k`, and how many blocks are done.
 
         `kind` is all that summaries depend on besides keys, their shape and the block size.
         """
@@ -100,5 +100,5 @@ class Summaries:
         return store, done
 
     def finish(self, n_keys: int, reused: int) -> None:
-        """The blocks of `n_keys` keys are in the store; the first `reused` were there before."""
+        """Records that the store holds the blocks of `n_keys` keys, of which the first `reused` were there before."""
         self._n_keys, self._reused = n_keys, reused

@@ -77,7 +77,7 @@ def load(name: str) -> Backend:
 
 
 def explain(q: Tensor) -> Choice:
-    """What `backend="auto"` takes for tensors like `q`."""
+    """Says what `backend="auto"` takes for tensors like `q`, and why."""
     problems: list[str] = []
     for name in PREFERRED.get(q.device.type, ("flex",)):
         problem = load(name).why_not(q)
@@ -94,7 +94,7 @@ def _say_once(name: str, why: str) -> None:
 
 
 def choose(name: str, q: Tensor) -> Backend:
-    """The backend of that name; for `"auto"` the best that can run, with a word, once, where that is not the usual."""
+    """Returns the backend of that name; for `"auto"` the best that can run, with one warning if that is a fallback."""
     if name == "auto":
         choice = explain(q)
         if choice.name != PREFERRED.get(q.device.type, ("flex",))[0]:

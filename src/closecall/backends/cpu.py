@@ -111,7 +111,7 @@ def _shape(q: Tensor, k: Tensor, value_dim: int) -> tuple[int, ...]:
 
 
 class Kernel(NamedTuple):
-    """How the native code knows a scorer and a reduction: the numbers it takes."""
+    """A scorer and a reduction as the numbers that the native code takes."""
 
     summary: int
     reduction: int

@@ -52,13 +52,13 @@ def attend(
     # Uncompiled, the weights are rounded to the inputs' type before they meet the values; ours are not.
     wide = q.dtype if fused else lse.dtype
     for b, tiles, rows, keys in geometry.spans():
-        mine = q[b : b + 1, :, rows].to(wide), k[b : b + 1, :, keys].to(wide), v[b : b + 1, :, keys].to(wide)
+        tensors = q[b : b + 1, :, rows].to(wide), k[b : b + 1, :, keys].to(wide), v[b : b + 1, :, keys].to(wide)
         kept = _kept(selection, geometry, b, tiles, q.device)
-        causal = _causal(mine[0], mine[1])
+        causal = _causal(tensors[0], tensors[1])
         # Masked even where the kernel skips blocks: past its limit of variants torch.compile falls back to uncompiled.
         mask = causal if selection is None else _kept_and(causal, kept, geometry)
-        block_mask = _block_mask(kept, geometry, mine[0], mine[1], mask)
-        o, s = (_on_device if fused else _uncompiled)(*mine, block_mask, scale, softcap)
+        block_mask = _block_mask(kept, geometry, tensors[0], tensors[1], mask)
+        o, s = (_on_device if fused else _uncompiled)(*tensors, block_mask, scale, softcap)
         out[b, :, rows], lse[b, :, rows] = o[0].to(q.dtype), s[0]
     return out, lse
 

@@ -41,14 +41,14 @@ def tile_scores(
         single = () if every_row is None else tuple(every_row[b, tiles].tolist())
         grid = (policy.block, policy.tile, policy.sinks, mass, policy.pool, single)
         for shared in range(k.shape[1]):
-            mine = slice(shared * group, (shared + 1) * group)
-            view = View(q[b, mine, rows], k[b, shared, keys], scale, *grid)
-            for chunk, found in policy.scorer.scan(view):
+            heads_here = slice(shared * group, (shared + 1) * group)
+            view = View(q[b, heads_here, rows], k[b, shared, keys], scale, *grid)
+            for chunk, row_scores in policy.scorer.scan(view):
                 first = tiles.start + chunk.tiles.start
                 at = slice(first, first + len(chunk.tiles))
-                per_tile = _reduced(view, chunk, found, policy)
+                per_tile = _reduced(view, chunk, row_scores, policy)
                 per_tile = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-                scores[b, mine, at, : chunk.seen] = per_tile.masked_fill(_unseen(view, chunk), -torch.inf)
+                scores[b, heads_here, at, : chunk.seen] = per_tile.masked_fill(_unseen(view, chunk), -torch.inf)
     return scores
 
 
@@ -58,30 +58,30 @@ def _unseen(view: View, chunk: Chunk) -> Tensor:
     return block * view.block > chunk.positions[:, -1:]
 
 
-def _reduced(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
-    """Tile scores `[G, tiles, seen]` from what the scorer found `[G, tiles, runs, seen]`."""
+def _reduced(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Tensor:
+    """Reduces the scorer's `[G, tiles, runs, seen]` to tile scores `[G, tiles, seen]`."""
     assert policy.scorer is not None
     if policy.reduction.of is Of.MASS:
-        return _normalised(view, chunk, found, policy)
+        return _normalised(view, chunk, row_scores, policy)
     if policy.reduction.of is Of.SOFTMAX:
-        masses = found.log() if policy.scorer.votes else found
-        found = log_shares(masses.masked_fill(_unseen(view, chunk)[:, None], -torch.inf))
-    return policy.reduction(found)
+        masses = row_scores.log() if policy.scorer.votes else row_scores
+        row_scores = log_shares(masses.masked_fill(_unseen(view, chunk)[:, None], -torch.inf))
+    return policy.reduction(row_scores)
 
 
-def _normalised(view: View, chunk: Chunk, found: Tensor, policy: Policy) -> Tensor:
+def _normalised(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Tensor:
     """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, runs, seen]`."""
     assert policy.scorer is not None
     reduce = policy.reduction
     unseen = _unseen(view, chunk)[:, None]
     if policy.scorer.votes:
-        votes = found.nan_to_num(nan=0.0).masked_fill(unseen, 0.0)
+        votes = row_scores.nan_to_num(nan=0.0).masked_fill(unseen, 0.0)
         total = votes.sum(-1, keepdim=True)
         return reduce(torch.where(total > 0, votes / total, 0.0))
     exact, blocks = _forced_masses(view, chunk)
     if (pool := view.pool_of(chunk.tiles.start)) > 1:
         exact = _of_runs(exact, blocks, pool)
-    masses = torch.where(unseen, -torch.inf, found.expand(-1, -1, chunk.scored.shape[2], -1))
+    masses = torch.where(unseen, -torch.inf, row_scores.expand(-1, -1, chunk.scored.shape[2], -1))
     masses.scatter_(-1, blocks[:, None].expand_as(exact), exact)
     return reduce(shares(masses))
 
@@ -123,7 +123,7 @@ def rank(
     summaries: Summaries | None = None,
     every_row: Tensor | None = None,
 ) -> Ranked:
-    """`every_row`: what the rule says of that, where its tiles are not those of the geometry (paged calls)."""
+    """Ranks by sorting. `every_row` replaces the rule's own where its tiles are not the geometry's (paged calls)."""
     scores = tile_scores(q, k, policy, geometry, scale, every_row)
     width = policy.rule.limit(geometry.n_blocks)
     # Sorting in two stable passes: by score, ties to the lower index; then forced and invisible blocks to the end, so

@@ -161,13 +161,13 @@ def certify(
             heads = slice(shared * group, (shared + 1) * group)
             for t in cut:
                 first, n, visible = int(g.row[b, t]), int(g.rows[b, t]), int(g.visible[b, t])
-                mine = (b, heads, slice(first, first + n))
+                where = (b, heads, slice(first, first + n))
                 kept = selection.kept_mask((b, heads, t))[:, :visible].repeat_interleave(n, 0)
                 seen = rows_seen(g, b, t, keys).repeat(group, 1)
                 bounds = _certify_rows(
-                    q[mine].flatten(0, 1).double(), out[mine].flatten(0, 1).double(), lse[mine].flatten().double(),
+                    q[where].flatten(0, 1).double(), out[where].flatten(0, 1).double(), lse[where].flatten().double(),
                     kept, seen, keys.part(0, visible), values.part(0, visible), so_far[:, int(g.end[b, t]) - 1], scale,
                     arithmetic,
                 )  # fmt: skip
-                mass[mine], error[mine] = (x.view(group, n) for x in bounds)
+                mass[where], error[where] = (x.view(group, n) for x in bounds)
     return Certificate(mass, error, real)

@@ -40,12 +40,12 @@ class Rule(Component):
         return None
 
     def remedy(self, tile_budget: int) -> str:
-        """What a user must change for a tile budget of at least `tile_budget`: ends an error message."""
+        """Says how to get a tile budget of at least `tile_budget`, as the end of an error message."""
         return f"give rule {self.name!r} a tile budget of {tile_budget} or more"
 
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
-        """The rule made from those of the overrides that it has a use for."""
+        """Makes the rule from the overrides that have an effect on it."""
         return RULES.make(cls.name, overrides)
 
     def check(self, policy: Setting) -> None:
@@ -64,7 +64,7 @@ class Rule(Component):
         return None
 
     def decide(self, ranked: Ranked) -> Decision:
-        """How many blocks each tile keeps, forced ones included."""
+        """Decides how many blocks each tile keeps, forced ones included."""
         raise must_define(
             self, "decide(self, ranked)", "a closecall.Decision with the number of blocks each tile keeps"
         )
@@ -85,5 +85,5 @@ class Rule(Component):
         return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)
 
     def describe(self) -> str:
-        """What it does, as a phrase for the policy's one-line description."""
+        """Describes the rule in a phrase, for the policy's one-line description."""
         return f"rule {self.name!r}"

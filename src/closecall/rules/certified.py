@@ -89,8 +89,8 @@ class Certified(Rule):
         own_start, stop = own * g.block, pos + n
         place = torch.cat([torch.arange(sinks * g.block), torch.arange(own_start, stop)]).to(q.device)
         logits = source.scale * (rows @ k[b, shared, int(g.key[b, t]) + place].double().mT)
-        mine = (pos + torch.arange(n, device=q.device)).repeat(group)
-        forced = logits.masked_fill(place > mine[:, None], -torch.inf).logsumexp(1)
+        row_place = (pos + torch.arange(n, device=q.device)).repeat(group)
+        forced = logits.masked_fill(place > row_place[:, None], -torch.inf).logsumexp(1)
 
         # What certify will take off the backend's sum, which may itself be that much below the exact one, as may be
         # the sum above for float64 tensors.

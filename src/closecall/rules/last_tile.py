@@ -47,13 +47,13 @@ class LastTile(Rule):
 
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
-        """`rule` may be a rule's name, which is then made from the other overrides; without it, top-k."""
-        given = {name: overrides[name] for name in ("factor", "pay", "tiles", "give") if name in overrides}
+        """Makes the inner `rule` too, from the other overrides, where it is a name or left out (top-k)."""
+        own = {name: overrides[name] for name in ("factor", "pay", "tiles", "give") if name in overrides}
         inner = overrides.get("rule", TopK.name)
         if isinstance(inner, str):
             rest = {key: value for key, value in overrides.items() if key != "rule"}
             inner = RULES[inner].from_overrides(rest)
-        return cls(rule=inner, **given)
+        return cls(rule=inner, **own)
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, dict):  # from JSON
@@ -121,20 +121,20 @@ class LastTile(Rule):
         return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)
 
     def moved(self, counts: Tensor, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
-        """What each tile gets (or, below zero, gives) where the rule keeps `counts [B, H, T]`, and which ones get."""
+        """Returns how many blocks each tile gains (loses, below zero) over `counts [B, H, T]`, and which tiles gain."""
         last = _last(sequence, self.tiles)
         seen = visible[:, None]
         more = seen if self.factor == DENSE else _part(counts, self.factor).minimum(seen)
         extra = torch.where(last[:, None], more - counts, 0)
-        given = torch.zeros_like(extra)
+        paid = torch.zeros_like(extra)
         if self.pay:
             payers = ((visible > self.tile_budget) & ~last)[:, None]
             free = torch.where(payers, counts - forced[:, None], 0).clamp(min=0)
-            extra, given = self._settle(extra, free, sequence)
-        return extra - given, extra > 0
+            extra, paid = self._settle(extra, free, sequence)
+        return extra - paid, extra > 0
 
     def _settle(self, extra: Tensor, free: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last tiles get and the others give of their `free` blocks, all `[B, H, T]`, each head by itself."""
+        """Settles, head by head, what the last tiles get and what the others pay out of their `free` blocks."""
         shape = extra.shape
         heads = torch.arange(shape[1], device=extra.device)[:, None]
         pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
@@ -142,12 +142,12 @@ class LastTile(Rule):
         asked, most, theirs = (sums(x.flatten(), pool, n_pools) for x in (extra, free // 2, free))
         total = asked.minimum(most).minimum(_part(theirs, self.give))
         earlier_first = torch.arange(extra.numel(), device=extra.device)
-        given = deal((free // 2).flatten(), pool, total, earlier_first)
+        paid = deal((free // 2).flatten(), pool, total, earlier_first)
         if self.tiles == 1:  # nobody to share with
             got = extra.flatten().minimum(total[pool])
         else:
             got = deal(extra.flatten(), pool, total, later_first(shape, extra.device))
-        return got.view(shape), given.view(shape)
+        return got.view(shape), paid.view(shape)
 
     def describe(self) -> str:
         more = "every block" if self.factor == DENSE else f"{self.factor:g} times as many"

@@ -37,7 +37,7 @@ def sums(values: Tensor, pool: Tensor, n_pools: int) -> Tensor:
 
 
 def _bisect(low: Tensor, high: Tensor, fits: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of every pool, the smallest number from `low` to `high` that fits; `high` does, and all above one that does."""
+    """Finds for every pool the smallest number from `low` to `high` that fits. `fits` is monotonic, and `high` fits."""
     for _ in range((int((high - low).max()) + 1).bit_length()):
         middle = (low + high).div(2, rounding_mode="floor")
         fitting = fits(middle)
@@ -46,12 +46,12 @@ def _bisect(low: Tensor, high: Tensor, fits: Callable[[Tensor], Tensor]) -> Tens
 
 
 def _above(unwanted: Tensor, level: Tensor) -> Tensor:
-    """How many slots of each cell are wanted more than its `level`; `unwanted [cells, W]` is minus how much."""
+    """Counts the slots of each cell that are wanted more than its `level`; `unwanted [cells, W]` is minus how much."""
     return torch.searchsorted(unwanted, -level[:, None]).squeeze(1)
 
 
 def spend(wanted: Tensor, low: Tensor, high: Tensor, pool: Tensor, total: Tensor, prefer: Tensor) -> Tensor:
-    """How many slots each cell gets when every pool takes its `total` most wanted ones: int64 `[cells]`.
+    """Gives every pool its `total` most wanted slots. Returns how many each cell got, int64 `[cells]`.
 
     wanted: int64 `[cells, W]`, never rising along a row. A cell gets its first `low` slots at least and its first
     `high` ones at most (int64 `[cells]`, `high` at most W). pool: the number of the cell's pool; total: int64
@@ -84,16 +84,16 @@ def spend(wanted: Tensor, low: Tensor, high: Tensor, pool: Tensor, total: Tensor
 
 
 def _one_each(among: Tensor, pool: Tensor, left: Tensor, prefer: Tensor) -> Tensor:
-    """One more for as many of the cells `among` as their pool has `left`, the preferred ones first."""
+    """Gives one more to cells in `among`, preferred ones first, until each pool has spent what it has `left`."""
     order = prefer[torch.sort(pool[prefer], stable=True).indices]
-    mine, group = among[order].to(torch.int64), pool[order]
-    per_pool = sums(mine, group, len(left))
-    number = mine.cumsum(0) - (per_pool.cumsum(0) - per_pool)[group]
-    return torch.zeros_like(pool).index_copy_(0, order, mine * (number <= left[group]))
+    one, group = among[order].to(torch.int64), pool[order]
+    per_pool = sums(one, group, len(left))
+    number = one.cumsum(0) - (per_pool.cumsum(0) - per_pool)[group]
+    return torch.zeros_like(pool).index_copy_(0, order, one * (number <= left[group]))
 
 
 def deal(most: Tensor, pool: Tensor, total: Tensor, prefer: Tensor) -> Tensor:
-    """How many each cell gets when every pool deals its `total` out in turns: int64 `[cells]`.
+    """Deals the `total` of every pool out in turns. Returns how many each cell got, int64 `[cells]`.
 
     A turn gives one to each cell that has not its `most` yet; in the last one the cells that `prefer` names first come
     first. `total` is at most the pool's sum of `most`. It is what `spend` gives where all want their n-th slot alike.
@@ -167,7 +167,7 @@ class Pooled(TopK):
     def decide(self, ranked: Ranked) -> Decision:
         level = self.fixed_level()
         wanted = self.wanted(ranked)
-        wanted, mine = ranked.all_heads(wanted) if level is None else (wanted, slice(None))
+        wanted, own = ranked.all_heads(wanted) if level is None else (wanted, slice(None))
         shape = wanted.shape[:3]
         forced, visible = ranked.forced, ranked.visible
         eligible = visible > self.tile_budget
@@ -185,7 +185,7 @@ class Pooled(TopK):
             uniform = (visible.clamp(max=self.tile_budget) - forced)[:, None].expand(shape).reshape(-1)
             total = sums(uniform, pool, int(pool.max()) + 1)
             got = spend(wanted.flatten(0, 2), low, high, pool, total, later_first(shape, low.device))
-        counts = (got.view(shape) + forced[:, None])[:, mine]
+        counts = (got.view(shape) + forced[:, None])[:, own]
         return Decision(counts, margins_at(ranked, counts), counts > self.tile_budget)
 
     def _bounds(self) -> str:

@@ -69,8 +69,8 @@ class Router(TopK):
     def decide(self, ranked: Ranked) -> Decision:
         margin = margins(ranked, self.tile_budget)
         eligible = ranked.visible > self.tile_budget
-        everyone, mine = ranked.all_heads(margin)
-        triggered = self.trigger.fire(everyone, eligible, ranked.sequence, self.q)[:, mine]
+        everyone, own = ranked.all_heads(margin)
+        triggered = self.trigger.fire(everyone, eligible, ranked.sequence, self.q)[:, own]
         plain = ranked.visible.clamp(max=self.tile_budget)[:, None]
         expanded = ranked.visible.clamp(max=self.expanded_budget)[:, None]
         return Decision(torch.where(triggered, expanded, plain), margin, triggered)

@@ -146,7 +146,7 @@ class View:
         return torch.unflatten(product, -1, (chunk.seen, self.block))
 
     def attention(self, chunk: Chunk) -> Tensor:
-        """The same as softmax probabilities."""
+        """`logits` as softmax probabilities."""
         return torch.unflatten(shares(self.logits(chunk).flatten(-2)), -1, (chunk.seen, self.block))
 
 
@@ -184,7 +184,7 @@ class Scorer(Component):
 
     @property
     def vectors_per_block(self) -> int | None:
-        """Vectors of the keys' size that it stores for a block; None if it stores none, but reads keys again."""
+        """How many vectors of a key's size are stored for a block; None if keys are read again instead."""
         return None
 
     @property
@@ -222,7 +222,7 @@ class Scorer(Component):
         return scale * self.row_scores(rows, summary) + math.log(n_keys)
 
     def scan(self, view: View) -> Iterator[tuple[Chunk, Tensor]]:
-        """Scores `[G, tiles, runs, seen]` of what is to be scored of all tiles, scaled; log masses where `view.mass`.
+        """Yields scaled scores `[G, tiles, runs, seen]` of all tiles, chunk by chunk; log masses where `view.mass`.
 
         One row instead of a tile's rows stands for all of them.
         """
@@ -236,7 +236,7 @@ class Scorer(Component):
             yield chunk, scores.reshape(*chunk.scored.shape[:3], chunk.seen)
 
     def describe(self) -> str:
-        """What it does, as a phrase for the policy's one-line description."""
+        """Describes the scorer in a phrase, for the policy's one-line description."""
         parameters = ", ".join(f"{f.name} {getattr(self, f.name)}" for f in fields(self))
         return f"{self.name} scores" + (f" ({parameters})" if parameters else "")
 

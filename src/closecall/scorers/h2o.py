@@ -31,7 +31,7 @@ class H2O(Scorer):
     def scan(self, view: View) -> Iterator[tuple[Chunk, Tensor]]:
         before = view.q.new_zeros((view.q.shape[0], view.n_blocks), dtype=torch.float64)  # sums over thousands of rows
         for chunk in view.chunks(view.k.shape[0]):
-            given = view.attention(chunk).sum(-1).sum(-2, dtype=torch.float64)  # [G, tiles, seen]
-            total = before[:, None, : chunk.seen] + given.cumsum(1)
+            attended = view.attention(chunk).sum(-1).sum(-2, dtype=torch.float64)  # [G, tiles, seen]
+            total = before[:, None, : chunk.seen] + attended.cumsum(1)
             before[:, : chunk.seen] = total[:, -1]
             yield chunk, total[:, :, None].to(chunk.rows.dtype)

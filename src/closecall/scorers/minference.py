@@ -40,10 +40,10 @@ class VerticalSlash(Scorer):
         n = view.k.shape[0]
         vertical, slash = view.q.new_zeros((2, view.q.shape[0], n), dtype=torch.float64)
         for piece in view.last(self.window):
-            given = view.attention(piece).flatten(-2)[:, 0, :, :n].double()  # [G, rows, keys]
-            vertical[:, : given.shape[-1]] += given.sum(1)
+            attended = view.attention(piece).flatten(-2)[:, 0, :, :n].double()  # [G, rows, keys]
+            vertical[:, : attended.shape[-1]] += attended.sum(1)
             for r, i in enumerate(piece.positions[0].tolist()):
-                slash[:, : i + 1] += given[:, r, : i + 1].flip(-1)  # distance 0 first
+                slash[:, : i + 1] += attended[:, r, : i + 1].flip(-1)  # distance 0 first
         # Sums over runs of keys and of distances are differences of running sums.
         keys_before, nearer = (pad(x.cumsum(-1), (1, 0)) for x in (vertical, slash))
         for chunk in view.chunks(4 * view.n_blocks):

@@ -58,8 +58,8 @@ class NSA(Scorer):
             product = view.scale * (chunk.rows.flatten(0, 2) @ compressed[:n].T)
             product = product.view(*chunk.rows.shape[:3], n)
             product = product.masked_fill(ends[:n] > chunk.positions[..., None], -torch.inf)
-            given = shares(product)
-            given = pad(given, (1, chunk.seen * self.parts - n))  # stretch s lies in the compressed keys s - 1 and s
-            stretches = (given[..., :-1] + given[..., 1:]) / 2
+            shared = shares(product)
+            shared = pad(shared, (1, chunk.seen * self.parts - n))  # stretch s lies in the compressed keys s - 1 and s
+            stretches = (shared[..., :-1] + shared[..., 1:]) / 2
             importance = torch.unflatten(stretches, -1, (chunk.seen, self.parts)).sum(-1).sum(0)
             yield chunk, importance.expand(chunk.rows.shape[0], -1, -1, -1)

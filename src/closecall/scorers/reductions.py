@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Of(Enum):
-    """What of a row is reduced."""
+    """What a row brings to the reduction."""
 
     SCORES = "scores"  # as they are
     # Its estimated shares of softmax mass, in which the forced blocks' mass is exact. A row that looks elsewhere then
@@ -23,7 +23,7 @@ class Of(Enum):
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduces what `of` says of every row over the rows of a tile: their mean, or the largest.
+    """Takes the mean or the largest over a tile's rows, of what `of` says.
 
     The paper's is the largest score: dropping a block that one row badly wants is worse than dropping one that many
     rows want a little.

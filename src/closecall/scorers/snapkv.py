@@ -34,9 +34,9 @@ class SnapKV(Scorer):
         check_whole("window", self.window, 1, "rows at the end of the prompt")
 
     def scan(self, view: View) -> Iterator[tuple[Chunk, Tensor]]:
-        given = view.q.new_zeros((view.q.shape[0], view.n_blocks), dtype=torch.float64)
+        votes = view.q.new_zeros((view.q.shape[0], view.n_blocks), dtype=torch.float64)
         for piece in view.last(self.window):
-            given[:, : piece.seen] += view.attention(piece).sum(-1).sum((1, 2), dtype=torch.float64)
+            votes[:, : piece.seen] += view.attention(piece).sum(-1).sum((1, 2), dtype=torch.float64)
         for chunk in view.chunks():
             shape = (-1, len(chunk.tiles), 1, -1)
-            yield chunk, given[:, None, None, : chunk.seen].to(chunk.rows.dtype).expand(shape)
+            yield chunk, votes[:, None, None, : chunk.seen].to(chunk.rows.dtype).expand(shape)

@@ -64,6 +64,6 @@ class XAttention(Scorer):
                 last = torch.cat([last, chunk.positions[:, -1:]], 1)
             begins = torch.arange(n, device=keys.device) * self.stride
             unseen = (begins > last[..., None]) | (pairs == 0)
-            given = shares(logits.masked_fill(unseen, -torch.inf))
-            given = pad(given, (0, chunk.seen * per_block - n))
-            yield chunk, torch.unflatten(given, -1, (chunk.seen, per_block)).sum(-1)
+            shared = shares(logits.masked_fill(unseen, -torch.inf))
+            shared = pad(shared, (0, chunk.seen * per_block - n))
+            yield chunk, torch.unflatten(shared, -1, (chunk.seen, per_block)).sum(-1)

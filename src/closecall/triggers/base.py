@@ -21,8 +21,8 @@ def fixed_point(margin: Tensor) -> Tensor:
 def share(q: float, totals: Tensor) -> Tensor:
     """ceil(q * totals), exactly, for the decimal the user typed (0.07 * 100 is 7, not 8)."""
     f = Fraction(str(q)).limit_denominator(10**9)  # keeps the product below within int64
-    found = (f.numerator * totals + f.denominator - 1) // f.denominator
-    return found.maximum(totals.clamp(max=1)) if q > 0 else found
+    count = (f.numerator * totals + f.denominator - 1) // f.denominator
+    return count.maximum(totals.clamp(max=1)) if q > 0 else count
 
 
 def lowest(key: Tensor, eligible: Tensor, group: Tensor, q: float) -> Tensor:
@@ -67,7 +67,7 @@ class Trigger(Component):
         return None
 
     def describe(self, q: float) -> str:
-        """Which tiles it picks, as a phrase for the policy's one-line description."""
+        """Describes which tiles it picks in a phrase, for the policy's one-line description."""
         return f"the tiles of trigger {self.name!r} at q = {q:g}"
 
 

@@ -39,14 +39,14 @@ def threshold_at(values: Tensor, q: float) -> float:
     return last if last == following else (last + following) / 2
 
 
-def _read(layer: int, given: Any) -> Threshold:
-    if isinstance(given, (list, tuple)) and given and all(is_number(x) and 0 <= x <= 1 for x in given):
-        return tuple(float(x) for x in given)
-    if is_number(given) and 0 <= given <= 1:
-        return float(given)
+def _read(layer: int, value: Any) -> Threshold:
+    if isinstance(value, (list, tuple)) and value and all(is_number(x) and 0 <= x <= 1 for x in value):
+        return tuple(float(x) for x in value)
+    if is_number(value) and 0 <= value <= 1:
+        return float(value)
     raise ValueError(
         f"the threshold of layer {layer} must be a number in [0, 1] like the margin it is compared with, or one for "
-        f"each head, got {given!r}"
+        f"each head, got {value!r}"
     )
 
 

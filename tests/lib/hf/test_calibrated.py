@@ -15,6 +15,7 @@ import closecall
 import families
 from closecall.certify.certificate import certify
 from closecall.hf.op import Call
+from closecall.policy import accepted
 from closecall.ranking import Ranked
 from closecall.rules.router import Router
 from closecall.triggers.calibrated import Calibrated, mean_margin, threshold_at
@@ -323,7 +324,7 @@ def test_the_certified_share_is_that_of_certify(model: Any) -> None:
     x = tokens(2, 150)
     mask = torch.ones_like(x)
     mask[0, :41] = 0
-    policy = closecall.policy("quest", **SMALL)
+    policy = closecall.policy("quest", **accepted("quest", SMALL))
     calls: list[tuple[int, Call]] = []
     with closecall.attach(model, policy) as handle:
         handle.tap(lambda layer, call: calls.append((layer, call)))
