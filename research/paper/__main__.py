@@ -8,8 +8,8 @@ from pathlib import Path
 
 from closecall.cli import Parser, guarded
 from closecall_lab.eval.store import Store
-from closecall_lab.report.cli import finish, store_option
-from closecall_lab.spine.options import count
+from closecall_lab.report.cli import store_option, write
+from closecall_lab.spine.options import count, output_dir
 
 from . import experiments, reproduce
 from .page import reproduction
@@ -73,11 +73,14 @@ def options() -> argparse.ArgumentParser:
         plan = reproduce.make_plan(
             experiment, args.model, n=n, scale=_scale(args.scale), seed=args.seed, data=args.data
         )
+        out = output_dir("--out", args.out or Path("out/reproduce") / args.name)
         with Store(args.store) as store:
             outcome = reproduce.run(
                 plan, store, dtype=args.dtype, executor=args.executor, jobs=jobs, address=args.address
             )
-        finish(reproduction(outcome), args.out or Path("out/reproduce") / args.name, args.name)
+        page = reproduction(outcome)
+        print(page.text(), end="")
+        write(page, out, args.name)
 
     parser.set_defaults(run=run)
     return parser

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from closecall_lab.report import figures
-from closecall_lab.report.compose import CAPTIONS, LEAD, drawn, plot_notes, setting_section, slug
+from closecall_lab.report.compose import CAPTIONS, LEAD, drawn, setting_section
+from closecall_lab.spine.files import slug
 from closecall_lab.spine.page import Page, Section
 
 from . import beside
@@ -31,4 +32,4 @@ def reproduction(outcome: Outcome) -> Page:
         captions |= about
         sections.append(Section(f"Everything measured: {model}", figures=list(made)))
         sections += [setting_section(s) for s in mine]
-    return Page(plan.title, (*plan.lead, *LEAD, *found.notes, *plot_notes()), sections, pictures, captions)
+    return Page(plan.title, (*plan.lead, *LEAD, *found.notes), sections, pictures, captions)

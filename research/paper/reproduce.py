@@ -23,7 +23,7 @@ from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import paper
 from closecall_lab.report.gather import Finding, Gathered, Setting, gather, public
-from closecall_lab.spine.inputs import size
+from closecall_lab.spine.numbers import size
 from closecall_lab.tasks.longbench import FromData
 
 from .experiments import FOR_PROBES, Experiment, Part

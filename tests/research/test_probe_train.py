@@ -47,7 +47,7 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> N
         import os, signal, sys
         from pathlib import Path
         import torch
-        from closecall_lab.probes import train
+        from research.probes import train
         from research.probes.train import Plan, Stage
         torch.set_num_threads(1)
         run = train.Run({name!r}, 3, Path(sys.argv[1]), {EASY!r})

@@ -226,7 +226,7 @@ def test_names_and_near_matches(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--scale", "0.5", "give at least 1, got 0.5"),
         ("--scale", "x", "--scale takes a number like 4 or 2.5, got 'x'"),
-        ("--n", "0", "--n takes whole numbers like 128 or 32k, got '0'"),
+        ("--n", "0", "--n takes whole numbers from 1 up, like 128 or 32k, got '0'"),
         ("--jobs", "two", "--jobs takes whole numbers"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Benchmarks. One runner for all: a benchmark lists cells, measures one cell, and says what its table and plot show.
+"""Speed: benchmarks of kernels, profiles of whole prefills, and validation on a device.
 
-`timing` times contenders in turn, `store` keeps finished cells, `table` and `plot` show them, `runner` ties them up.
+`base` says what a benchmark is and runs it; `benchmarks/` holds one file each, found by scanning; `profile/` splits
+prefill time into its parts; `validate/` checks and times a device; `check` compares with committed ratios.
 """

@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from closecall.policy import Policy
 
-from ..spine import inputs, plot
-from ..spine.results import Facts
+from ..spine.numbers import plural, size, threads, three_digits
+from ..spine.results import Facts, Measured
 from ..spine.table import Column, Table
+from . import over_context
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Measured = Sequence[tuple[Facts, Facts]]
-
 COLUMNS = (
-    Column("context", lambda r: inputs.size(r["context"])),
+    Column("context", lambda r: size(r["context"])),
     Column("type", lambda r: r["dtype"], left=True),
     Column("D", lambda r: r["dim"]),
     Column("threads", lambda r: r["threads"]),
     Column("policy", lambda r: r["policy"], left=True),
-    Column("SDPA ms", lambda r: r["sdpa_ms"] and inputs.three_digits(r["sdpa_ms"])),
-    Column("ours ms", lambda r: inputs.three_digits(r["ms"])),
+    Column("SDPA ms", lambda r: r["sdpa_ms"] and three_digits(r["sdpa_ms"])),
+    Column("ours ms", lambda r: three_digits(r["ms"])),
     Column("vs SDPA", lambda r: r["vs_sdpa"], ".2f"),
     Column("vs our dense", lambda r: r["vs_dense"], ".2f"),
     Column("vs Flex", lambda r: r["attend_vs_flex"], ".2f"),
@@ -53,17 +52,18 @@ def _rows(measured: Measured) -> list[dict[str, Any]]:
 
 
 def _how(machine: Facts, cell: Facts) -> str:
-    heads = f"{cell['heads']} query heads on {cell['kv_heads']} key head{'s' if cell['kv_heads'] > 1 else ''}"
+    heads = f"{cell['heads']} query heads on {plural(cell['kv_heads'], 'key head')}"
     return f"{cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
-def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Table:
+def table(machine: Facts, measured: Measured, policies: Sequence[Policy], warnings: Sequence[str]) -> Table:
     cell, _ = measured[0]
     peaks = sorted({f"{c['dtype']} {r['peak_gflops']:.0f}" for c, r in measured if r["peak_gflops"]})
     forms = sorted({r["sdpa_form"] for _, r in measured if "sdpa_form" in r})
     problems = sorted({r["flex_problem"] for _, r in measured if "flex_problem" in r})
     rounds = [r["rounds"] for _, r in measured]
     notes = [
+        *(f"Warning: {w}" for w in warnings),
         *map(str, policies),
         "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
         "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
@@ -74,13 +74,14 @@ def table(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> Tab
         *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
         *(f"No FlexAttention: {problem}" for problem in problems),
     ]
-    return Table(f"Selection + attention: {machine['cpu']}, {_how(machine, cell)}", COLUMNS, _rows(measured), notes)
+    title = f"Selection + attention: {machine['cpu']}, {_how(machine, cell)}"
+    return Table(title, COLUMNS, _rows(measured), notes, keys=5)
 
 
 SERIES = (
-    plot.Series("vs_sdpa", "torch SDPA", "#c2410c", "o"),
-    plot.Series("vs_dense", "our kernel, dense", "#1d4ed8", "s"),
-    plot.Series("attend_vs_flex", "FlexAttention,\nsame blocks", "#6b7280", "^"),
+    over_context.Series("vs_sdpa", "torch SDPA", "#c2410c", "o"),
+    over_context.Series("vs_dense", "our kernel, dense", "#1d4ed8", "s"),
+    over_context.Series("attend_vs_flex", "FlexAttention,\nsame blocks", "#6b7280", "^"),
 )
 
 
@@ -88,16 +89,16 @@ def figures(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> d
     """One figure per policy and thread count; the first policy on the fewest threads is `attention`."""
     rows = _rows(measured)
     counts = sorted({r["threads"] for r in rows})
-    found = {}
+    drawn = {}
     for p in policies:
-        for threads in counts:
-            mine = [r for r in rows if r["policy"] == p.name and r["threads"] == threads]
-            told_apart = [*([p.name] if p != policies[0] else []), *([f"{threads}t"] if threads != counts[0] else [])]
-            found["-".join(["attention", *told_apart])] = plot.speedups(
-                title=f"How much faster is {p.name}?  {machine['cpu']}, {inputs.threads(threads)}",
-                subtitle=f"selection + attention over a whole prompt; {_how(machine, mine[0])}\n{p}",
-                rows=mine,
+        for n in counts:
+            of_policy = [r for r in rows if r["policy"] == p.name and r["threads"] == n]
+            more = [*([p.name] if p != policies[0] else []), *([f"{n}t"] if n != counts[0] else [])]
+            drawn["-".join(["attention", *more])] = over_context.speedups(
+                title=f"How much faster is {p.name}?  {machine['cpu']}, {threads(n)}",
+                subtitle=f"selection + attention over a whole prompt; {_how(machine, of_policy[0])}\n{p}",
+                rows=of_policy,
                 series=SERIES,
                 panels=("dtype", "dim"),
             )
-    return found
+    return drawn

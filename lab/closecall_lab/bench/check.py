@@ -19,11 +19,12 @@ from closecall import info
 from closecall.backends import cpu
 from closecall.policy import policy
 
-from ..spine import inputs
+from ..spine import files
+from ..spine.numbers import size
 from ..spine.options import count
 from ..spine.results import Facts
 from ..spine.table import Column, Table
-from .attention import AttentionBench
+from .benchmarks.attention import AttentionBench
 
 FILE = Path("benchmarks/check.json")
 LEAST_REPEATS = 5  # of the committed ratios: a spread from fewer says little
@@ -33,7 +34,7 @@ Ratios = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class RatioCheck:
     """One ratio: how many times faster than its rival, then and now (geometric means), and the least it may be now."""
 
     name: str
@@ -72,7 +73,7 @@ def bench(seconds: float) -> AttentionBench:
 
 def ratios(cell: Facts, result: Facts) -> dict[str, float]:
     """How many times faster: above 1 we win, and less than before is a slow-down."""
-    where = f"{inputs.size(cell['context'])} {cell['dtype']}"
+    where = f"{size(cell['context'])} {cell['dtype']}"
     routed, dense = result["ours"]["router-on-quest"], result["ours"]["dense"]
     return {
         f"{where}: router-on-quest over SDPA": routed["vs_sdpa"],
@@ -105,7 +106,7 @@ def tolerance(then: Sequence[float], repeats: int, tests: int) -> float:
     return float(t.isf(FALSE_ALARMS / tests, len(then) - 1)) * spread * math.sqrt(1 / len(then) + 1 / repeats)
 
 
-def compare(then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]]) -> list[Finding]:
+def compare(then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]]) -> list[RatioCheck]:
     if set(then) != set(now):
         odd = sorted(set(then) ^ set(now))
         raise ValueError(f"the committed ratios are of other cases ({odd[0]!r}, ...): write new ones with --update")
@@ -114,7 +115,7 @@ def compare(then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[floa
         before, after = (statistics.fmean(map(math.log, x[name])) for x in (then, now))
         apart = tolerance(then[name], len(now[name]), len(then))
         limits = (math.exp(before - apart), math.exp(before + apart))
-        found.append(Finding(name, math.exp(before), math.exp(after), *limits))
+        found.append(RatioCheck(name, math.exp(before), math.exp(after), *limits))
     return found
 
 
@@ -127,8 +128,9 @@ def read(path: Path) -> tuple[Facts, Ratios]:
     if not path.exists():
         raise ValueError(f"{path} is not there: write it with --update")
     try:
-        told = json.loads(path.read_text())
-        machine, found = dict(told["machine"]), {name: [float(x) for x in xs] for name, xs in told["ratios"].items()}
+        content = json.loads(path.read_text())
+        machine = dict(content["machine"])
+        found = {name: [float(x) for x in xs] for name, xs in content["ratios"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of ratios: write it anew with --update") from error
     for name, values in found.items():
@@ -150,11 +152,10 @@ def check_machine(then: Facts, now: Facts) -> None:
 
 
 def write(path: Path, machine: Facts, found: Ratios) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine, "ratios": found}, indent=1) + "\n")
+    files.write(path, json.dumps({"machine": machine, "ratios": found}, indent=1) + "\n")
 
 
-def table(findings: Sequence[Finding]) -> Table:
+def table(checks: Sequence[RatioCheck]) -> Table:
     columns = (
         Column("ratio", lambda r: r["f"].name, left=True),
         Column("committed", lambda r: r["f"].then, ".3f"),
@@ -167,7 +168,7 @@ def table(findings: Sequence[Finding]) -> Table:
         "at least: a fall below it is more than repeated runs explain "
         f"(false alarms: {FALSE_ALARMS:.0%} over all rows).",
     )
-    return Table("Speed, against the committed ratios", columns, [{"f": f} for f in findings], notes)
+    return Table("Speed, against the committed ratios", columns, [{"f": f} for f in checks], notes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -208,15 +209,15 @@ def check(args: argparse.Namespace) -> int:
         write(args.file, here, {name: [*then.get(name, []), *values] for name, values in now.items()})
         print(f"written: {args.file}", file=sys.stderr)
         return 0
-    findings = compare(then, now)
-    print(table(findings).text())
-    slower = [f for f in findings if f.slower]
+    checks = compare(then, now)
+    print(table(checks).text())
+    slower = [f for f in checks if f.slower]
     for f in slower:
         print(
             f"slower: {f.name} fell from {f.then:.3f} to {f.now:.3f}; repeated runs explain a fall to {f.least:.3f}",
             file=sys.stderr,
         )
-    if any(f.faster for f in findings) and not slower:
+    if any(f.faster for f in checks) and not slower:
         print("faster than committed: --update keeps it", file=sys.stderr)
     return 1 if slower else 0
 

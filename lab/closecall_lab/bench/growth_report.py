@@ -12,15 +12,15 @@ import numpy as np
 
 from closecall.policy import Policy
 
-from ..spine.inputs import size, threads, three_digits
-from ..spine.plot import QUIET
-from ..spine.results import Facts
+from ..spine import figure as spine
+from ..spine.numbers import plural, size, threads, three_digits
+from ..spine.results import Facts, Measured
+from ..spine.style import QUIET
 from ..spine.table import Column, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Measured = Sequence[tuple[Facts, Facts]]
 MATTERS = 0.1  # of attention + selection: from here on the quadratic part is said to matter
 LONG = 128 * 1024  # from here on the exponent is told apart
 BASELINES = ("sdpa", "dense")
@@ -185,7 +185,7 @@ def table(machine: Facts, measured: Measured) -> Table:
     ]
     if not _multiplied(measured):
         notes = [line for line in notes if not line.startswith("~")]
-    return Table(f"How cost grows with context: {_where(machine, cell)}", COLUMNS, listed, notes)
+    return Table(f"How cost grows with context: {_where(machine, cell)}", COLUMNS, listed, notes, keys=5)
 
 
 def _multiplied(measured: Measured) -> list[tuple[int, int]]:
@@ -193,16 +193,14 @@ def _multiplied(measured: Measured) -> list[tuple[int, int]]:
 
 
 def _where(machine: Facts, cell: Facts) -> str:
-    heads = f"{cell['heads']} query heads on {cell['kv_heads']} key head{'s' if cell['kv_heads'] > 1 else ''}"
+    heads = f"{cell['heads']} query heads on {plural(cell['kv_heads'], 'key head')}"
     return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
 def figure(machine: Facts, measured: Measured) -> Figure:
     """Three panels under each other for every policy and type: time, selection's share, memory."""
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
-
-    from ..report.figures import frame, plain
+    from matplotlib.ticker import PercentFormatter
 
     found = series(measured)
     legend = [
@@ -210,17 +208,15 @@ def figure(machine: Facts, measured: Measured) -> Figure:
         for key, colour in COLOURS.items()
     ]
     legend.append(Line2D([], [], color=QUIET, marker="o", markerfacecolor="white", linestyle="--", label="multiplied"))
-    made, grid = frame("How time and memory grow with context", _where(machine, measured[0][0]), 3, len(found), legend)
+    made, grid = spine.frame(
+        "How time and memory grow with context", _where(machine, measured[0][0]), 3, len(found), legend
+    )
     for across, (name, rows) in enumerate(found.items()):
         dtype, dim, n_threads, policy = name
         contexts = _column(rows, "context")
         for down, title in enumerate((f"{policy}, {dtype}, D = {dim}, {threads(n_threads)}", "", "")):
-            axes = grid[down][across]
-            plain(axes, title)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(FixedLocator(contexts))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(round(x))))
-            axes.xaxis.set_minor_locator(NullLocator())
+            spine.plain(grid[down][across], title)
+            spine.contexts(grid[down][across], contexts)
         for key, colour in COLOURS.items():
             dashed = "--" if key in BASELINES else "-"
             grid[0][across].plot(contexts, _column(rows, key), dashed, color=colour, linewidth=1.6)
@@ -238,7 +234,7 @@ def figure(machine: Facts, measured: Measured) -> Figure:
         if memory:
             grid[2][across].plot(*zip(*memory, strict=True), "o-", color=COLOURS["both"], markersize=4)
             grid[2][across].set_yscale("log")
-        grid[2][across].set_xlabel("context (tokens)", color=QUIET, fontsize=8.5)
+        spine.label(grid[2][across], "context (tokens)")
     for down, label in enumerate(("seconds", "selection's share", "extra MiB")):
-        grid[down][0].set_ylabel(label, color=QUIET, fontsize=8.5)
+        spine.label(grid[down][0], y=label)
     return made

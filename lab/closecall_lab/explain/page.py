@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..spine.files import write_whole
+from ..spine import files
 from .gather import Gathered
 from .pack import LIMIT, data
 
@@ -49,7 +49,7 @@ class Explanation:
 
     def save(self, path: str | Path) -> Path:
         """Writes the page; opens from disk, without a network."""
-        return write_whole(Path(path), self.html())
+        return files.write(Path(path), self.html())
 
     def _repr_html_(self, height: int = 900) -> str:
         return FRAME.format(page=escaping.escape(self.html(), quote=True), height=height)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from typing import TYPE_CHECKING
 
+from ..spine.files import slug
 from ..spine.page import Page, Section
 from ..spine.table import Table
 from . import figures, standings, tables
@@ -29,11 +28,6 @@ CAPTIONS = {
 }
 
 
-def slug(text: str) -> str:
-    """A name that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "model"
-
-
 def page(gathered: Gathered) -> Page:
     """The report."""
     title = f"closecall report: {gathered.source}"
@@ -55,7 +49,7 @@ def page(gathered: Gathered) -> Page:
     together = _side_by_side(gathered.settings)
     if together:
         sections.append(Section("Models side by side", tables=together))
-    return Page(title, (*LEAD, *gathered.notes, *plot_notes()), sections, pictures, captions)
+    return Page(title, (*LEAD, *gathered.notes), sections, pictures, captions)
 
 
 def setting_section(setting: Setting, *, level: int = 3) -> Section:
@@ -63,21 +57,11 @@ def setting_section(setting: Setting, *, level: int = 3) -> Section:
 
 
 def drawn(model: str, settings: list[Setting]) -> tuple[dict[str, Figure], dict[str, str]]:
-    """The pictures and their captions, by file stem. None where matplotlib is not installed."""
-    if not has_matplotlib():
-        return {}, {}
+    """The pictures and their captions, by file stem."""
     first = router_read(model, settings)
     made = ({"router": first} if first is not None else {}) | figures.of(model, settings)
     stems = {kind: f"{kind}-{slug(model)}" for kind in made}
     return {stems[k]: f for k, f in made.items()}, {stems[k]: f"{CAPTIONS[k]}, {model}" for k in made}
-
-
-def has_matplotlib() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def plot_notes() -> list[str]:
-    return [] if has_matplotlib() else ["No plots: matplotlib is not installed (pip install 'closecall[plot]')."]
 
 
 def _side_by_side(settings: list[Setting]) -> list[Table]:

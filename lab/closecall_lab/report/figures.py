@@ -3,102 +3,18 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..eval.panel import Spec
 from ..eval.statistics import Estimate
-from ..spine.plot import GRID, INK, QUIET
-from ..spine.style import BUDGET, COLOURS, SELECTIVITY, Look, looks
+from ..spine.figure import LEFT, RIGHT, frame, handle, label, plain, shares
+from ..spine.style import BUDGET, COLOURS, INK, QUIET, SELECTIVITY, Look, looks
 from .gather import DENSE, Finding, Setting, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-PANEL = (4.3, 2.9)  # inches
-LEFT, RIGHT, BELOW = 0.75, 0.3, 0.6
-LINE = 1.55 / 72  # inches of height for a point of type
-
-
-def frame(
-    title: str, subtitle: str, down: int, across: int, legend: Sequence[Any] = (), *, panel: tuple[float, float] = PANEL
-) -> tuple[Figure, Any]:
-    """A figure with its head, a legend under it, and a grid of panels."""
-    from matplotlib.figure import Figure
-
-    width = max(LEFT + RIGHT + panel[0] * across + 0.55 * (across - 1), 7.6)
-    head = [(line, 13, "bold", INK) for line in textwrap.wrap(title, int(8.2 * width))]
-    head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(14.5 * width))]
-    per_row = max(1, int((width - 0.5) / (0.55 + 0.082 * max((len(h.get_label()) for h in legend), default=1))))
-    columns = min(len(legend), per_row)
-    rows = math.ceil(len(legend) / columns) if legend else 0
-    above = 0.2 + sum(points * LINE for _, points, _, _ in head) + 0.19 * rows + 0.45
-    height = above + BELOW + panel[1] * down + 0.75 * (down - 1)
-    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
-    grid = figure.subplots(down, across, squeeze=False)
-    y = 0.15
-    for line, points, weight, colour in head:
-        figure.text(0.25 / width, 1 - y / height, line, fontsize=points, fontweight=weight, color=colour, va="top")
-        y += points * LINE
-    if legend:
-        figure.legend(
-            handles=list(legend), loc="upper left", bbox_to_anchor=(0.15 / width, 1 - y / height), ncols=columns,
-            frameon=False, fontsize=8.5, labelcolor=INK, handlelength=2.2, columnspacing=1.4, borderaxespad=0.2,
-        )  # fmt: skip
-    figure.subplots_adjust(
-        left=LEFT / width, right=1 - RIGHT / width, top=1 - above / height, bottom=BELOW / height,
-        wspace=0.55 / panel[0], hspace=0.75 / panel[1],
-    )  # fmt: skip
-    return figure, grid
-
-
-def widen(figure: Figure, inches: float) -> None:
-    """At the left, for long names of rows, with the panels as large as they were."""
-    width = figure.get_figwidth()
-    figure.set_figwidth(width + inches)
-    figure.subplots_adjust(left=(LEFT + inches) / (width + inches), right=1 - (RIGHT + 0.2) / (width + inches))
-    for text in figure.texts:
-        text.set_x(0.25 / (width + inches))
-
-
-def row(axes: Axes, value: Estimate, y: float, look: Look, blocks: float) -> None:
-    """A dot with its interval at height `y`, and at the right end of the panel how many blocks a tile reads."""
-    axes.plot([value.low, value.high], [y, y], color=look.colour, linewidth=1.6, alpha=0.6, zorder=2)
-    axes.plot(
-        [value.value], [y], look.marker, color=look.colour, markerfacecolor=look.fill, markersize=6.5, zorder=3,
-        clip_on=False,
-    )  # fmt: skip
-    axes.annotate(
-        f"{blocks:.1f}", (1.0, y), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
-        va="center", fontsize=8, color=QUIET, annotation_clip=False,
-    )  # fmt: skip
-
-
-def plain(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=9.5, color=INK, fontweight="bold")
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors=QUIET, labelsize=8.5)
-    for side in axes.spines.values():
-        side.set_visible(False)
-
-
-def shares(axes: Axes) -> None:
-    """A vertical axis from 0 to 1, with room for markers at both ends."""
-    axes.set_ylim(-0.04, 1.04)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-
-
-def handle(look: Look, **changes: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    style: dict[str, Any] = {
-        "color": look.colour, "marker": look.marker, "markerfacecolor": look.fill, "linestyle": look.line,
-        "markersize": 5.5, "linewidth": 1 if look.control else 1.8, "label": look.label,
-    }  # fmt: skip
-    return Line2D([], [], **(style | changes))
 
 
 def _grid_of(settings: Sequence[Setting]) -> tuple[list[str], list[int]]:
@@ -127,9 +43,7 @@ def _panels(
             plain(axes, f"{place(mine)} ({sample})")
             if mine.findings:
                 draw(axes, mine)
-            axes.set_xlabel(labels[0], color=QUIET, fontsize=8.5)
-            if j == 0 or not grid[i][0].get_visible():
-                axes.set_ylabel(labels[1], color=QUIET, fontsize=8.5)
+            label(axes, labels[0], labels[1] if j == 0 or not grid[i][0].get_visible() else "")
     return figure
 
 
@@ -233,7 +147,7 @@ def split(model: str, settings: Sequence[Setting]) -> Figure | None:
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -0.05), max(high, 0.05))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:+.2f}" if abs(x) > 1e-9 else "0")
-    axes.set_xlabel("difference of accuracy", color=QUIET, fontsize=8.5)
+    label(axes, "difference of accuracy")
     axes.grid(axis="y", visible=False)
     return figure
 

@@ -21,11 +21,11 @@ from ..eval.panel import CONTROLS, Spec
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import SEMANTICS, Row, Store
 from ..eval.summary import Group, Line, Split, Variant
-from ..spine.inputs import size
+from ..spine.numbers import size
 
 DENSE: Variant = ("dense", 0)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
-ENOUGH = 0.5  # of the most examples any policy has: one with fewer is left out, so that it does not shrink the others
+ENOUGH = 0.5  # of the examples that count: a policy that ran fewer is left out, so that it does not shrink the others
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class Gathered:
         return [s for s in self.settings if s.model == model]
 
 
+Examples = set[tuple[Any, ...]]  # seed and number of each
 Wanted = Callable[[str, int, str, int], bool]  # task, context, policy, budget
 
 
@@ -131,10 +132,15 @@ def gather(
     *,
     models: Collection[str] | None = None,
     wanted: Wanted | None = None,
+    first: Collection[Variant] = (),
     n: int | None = None,
     seed: int | None = None,
 ) -> Gathered:
-    """What the store has of these models, by name or fingerprint (all of them), task by task and context by context."""
+    """What the store has of these models, by name or fingerprint (all of them), task by task and context by context.
+
+    All policies of a setting are compared on the examples that every one of them ran. The variants in `first`, or all
+    if none of them was run, say which examples those should be; others that ran few of them are left out.
+    """
     known = {fingerprint: str(facts["name"]) for fingerprint, facts in store.models().items()}
     chosen = _chosen(known, models)
     shown = _names(known)
@@ -142,9 +148,9 @@ def gather(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a policy warns of when it is read is in the notes
         for (fingerprint, task, context), variants in _contents(store, seed, n).items():
-            here = {v: c for v, c in variants.items() if wanted is None or wanted(task, context, *v)}
+            here = {v: ran for v, ran in variants.items() if wanted is None or wanted(task, context, *v)}
             if fingerprint in chosen and here:
-                settings.append(_setting(store, shown[fingerprint], fingerprint, task, context, here, n, seed))
+                settings.append(_setting(store, shown[fingerprint], fingerprint, task, context, here, first, n, seed))
     labels = {shown[f]: str(facts.get("label") or "") for f, facts in store.models().items() if f in chosen}
     notes = [] if settings else [f"{store.path} has no results of what was asked: `closecall eval` puts them there."]
     return Gathered(store.path.name, settings, labels, notes)
@@ -173,19 +179,26 @@ def _names(known: dict[str, str]) -> dict[str, str]:
     return {f: name if shown.count(name) == 1 else f"{name} {f[:8]}" for f, name in plain.items()}
 
 
-def _contents(store: Store, seed: int | None, n: int | None) -> dict[tuple[str, str, int], dict[Variant, int]]:
-    """How many examples each policy has in each setting, without reading the runs themselves."""
+def _contents(store: Store, seed: int | None, n: int | None) -> dict[tuple[str, str, int], dict[Variant, Examples]]:
+    """Which examples each policy ran in each setting, without reading the runs themselves."""
     where = [f"semantics = {SEMANTICS}"]
     where += [f"seed = {int(seed)}"] if seed is not None else []
     where += [f"number < {int(n)}"] if n is not None else []
     query = (
-        "SELECT cells.model, task, context, cells.policy, budget, count(*) FROM cells JOIN runs USING (key) "
-        f"WHERE {' AND '.join(where)} GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3"
+        "SELECT cells.model, task, context, cells.policy, budget, seed, number FROM cells JOIN runs USING (key) "
+        f"WHERE {' AND '.join(where)} ORDER BY 1, 2, 3"
     )
-    found: dict[tuple[str, str, int], dict[Variant, int]] = {}
-    for model, task, context, policy, budget, count in store.connection.execute(query):
-        found.setdefault((model, task, context), {})[policy, budget] = count
-    return found
+    contents: dict[tuple[str, str, int], dict[Variant, Examples]] = {}
+    for model, task, context, policy, budget, *example in store.connection.execute(query):
+        setting = contents.setdefault((model, task, context), {})
+        setting.setdefault((policy, budget), set()).add(tuple(example))
+    return contents
+
+
+def _usable(variants: dict[Variant, Examples], wanted: Examples) -> int:
+    """How many runs would be compared on these examples."""
+    shared = (len(ran & wanted) for ran in variants.values())
+    return sum(n for n in shared if n >= ENOUGH * len(wanted))
 
 
 def _setting(
@@ -194,16 +207,22 @@ def _setting(
     fingerprint: str,
     task: str,
     context: int,
-    variants: dict[Variant, int],
+    variants: dict[Variant, Examples],
+    first: Collection[Variant],
     n: int | None,
     seed: int | None,
 ) -> Setting:
-    most = max(variants.values())
-    few = {v: c for v, c in variants.items() if c < ENOUGH * most}
+    leading = {v: ran for v, ran in variants.items() if v in first} or variants
+    # The examples that make use of the most runs; of equals dense's, which everything is compared with.
+    most = max(leading, key=lambda v: (_usable(leading, leading[v]), v == DENSE))
+    wanted = variants[most]
+    least = {v: ENOUGH if v in leading else 1.0 for v in variants}
+    few = {v: len(ran & wanted) for v, ran in variants.items() if len(ran & wanted) < least[v] * len(wanted)}
     where: dict[str, Any] = {"model": fingerprint, "task": task, "context": context, "seed": seed}
     (group,) = summary.groups(store, variants=set(variants) - set(few), n=n, **where)
     notes = [
-        f"{summary.label(v)} is left out: it ran {c} of {most} examples; go on with the same `closecall eval`."
+        f"{summary.label(v)} is left out: it ran {c} of {summary.label(most)}'s {len(wanted)} examples; go on with the "
+        "same `closecall eval`."
         for v, c in few.items()
     ]
     if group.left_out:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from ..eval import summary
 from ..eval.panel import CONTROLS, Spec
 from ..eval.summary import Variant
-from ..spine.plot import INK, QUIET
-from ..spine.style import Look, looks
-from .figures import frame, plain, row, widen
+from ..spine.figure import frame, label, plain, row, widen
+from ..spine.style import INK, Look, looks
 from .gather import DENSE, Finding, Setting, place
 
 if TYPE_CHECKING:
@@ -96,12 +95,12 @@ def router_read(model: str, settings: Sequence[Setting]) -> Figure | None:
             axes.set_yticks(
                 [y for y, _ in names], [name for _, name in names] if first else [], fontsize=8.5, color=INK
             )
-            for label in axes.get_yticklabels():
-                label.set_fontweight("bold" if label.get_text().startswith("scorer") else "normal")
+            for name in axes.get_yticklabels():
+                name.set_fontweight("bold" if name.get_text().startswith("scorer") else "normal")
             first = False
     for column in zip(*grid, strict=True):
         lowest = [axes for axes in column if axes.get_visible()][-1]
-        lowest.set_xlabel("questions answered", color=QUIET, fontsize=8.5)
+        label(lowest, "questions answered")
     return figure
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..eval import statistics
 from ..eval.statistics import Comparison
-from ..spine.inputs import size
+from ..spine.numbers import size
 from ..spine.table import Column, Table
 from .gather import DENSE, Finding, Gathered, Setting, rivals
 from .tables import estimate, p_text, p_values, tested
@@ -50,9 +50,12 @@ class Bout:
         return "better" if self.test.difference.value > 0 else "worse"
 
     @property
+    def against(self) -> str:
+        return rivals(self.finding.spec)[self.rival]
+
+    @property
     def gaps(self) -> dict[str, float]:
-        against = rivals(self.finding.spec)[self.rival]
-        other = DENSE if against == "dense" else (against, self.finding.line.budget)
+        other = DENSE if self.against == "dense" else (self.against, self.finding.line.budget)
         return self.setting.gaps[self.finding.variant, other]
 
     def __str__(self) -> str:
@@ -81,7 +84,7 @@ def counted(found: Sequence[Bout]) -> Table:
         {
             "model": model,
             "policy": policy,
-            "against": rivals(listed[0].finding.spec)[rival],
+            "against": listed[0].against,
             "cells": len(listed),
             "better": sum(b.verdict == "better" for b in listed),
             "worse": sum(b.verdict == "worse" for b in listed),
@@ -90,7 +93,7 @@ def counted(found: Sequence[Bout]) -> Table:
             "p": p,
             "holm": holm,
         }
-        for ((model, policy, rival), listed), p, holm in zip(together.items(), raw, statistics.holm(raw), strict=True)
+        for ((model, policy, _), listed), p, holm in zip(together.items(), raw, statistics.holm(raw), strict=True)
     ]
     columns = (
         Column("model", lambda r: r["model"], left=True),
@@ -160,4 +163,4 @@ def tables(gathered: Gathered) -> list[Table]:
 
 def markdown(gathered: Gathered) -> str:
     """For a page to include: two tables under headings of the second level."""
-    return "\n".join(f"#{table.markdown()}" for table in tables(gathered))
+    return "\n".join(table.markdown(2) for table in tables(gathered))

@@ -9,7 +9,7 @@ from typing import Any
 from ..eval.panel import CONTROLS
 from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
-from ..spine.inputs import size
+from ..spine.numbers import size
 from ..spine.table import NOTHING, Column, Table
 from .gather import DENSE, Finding, Setting, rivals
 
@@ -95,7 +95,7 @@ def policies(setting: Setting) -> Table:
         notes.append("score: the mean score; accuracy: the share of questions with full score.")
     if any(f.by_logits for f in setting.findings):
         notes.append("by logits: the likeliest letter as the next token; no letter: answers that settle on none.")
-    return Table("Accuracy and paired recall", columns, _rows(setting.findings), notes)
+    return Table("Accuracy and paired recall", columns, _rows(setting.findings), notes, keys=3)
 
 
 def _rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:

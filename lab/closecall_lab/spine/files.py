@@ -1,18 +1,36 @@
-"""Files that are either whole or not there."""
+"""Files appear under their names when whole: a run that is killed leaves the old file, never half a new one."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """Writes text under a name beside its own, then gives it its own: a reader never sees half of it."""
+@contextmanager
+def draft(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to. It takes the place of `path` when the block ends well, and is removed if not.
+
+    Directories on the way are made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        yield part
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Writes a whole file at once, and returns its path."""
+    with draft(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def slug(text: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "model"

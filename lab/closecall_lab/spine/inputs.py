@@ -68,22 +68,3 @@ def flops(selection: Selection | None, geometry: Geometry, heads: int, dim: int,
         kept = torch.arange(keys.shape[-1]) < selection.counts[..., None]
         pairs = int((keys.where(kept, 0).sum(-1) * rows[:, None]).sum())
     return 2 * (dim + value_dim) * pairs
-
-
-def size(n: int) -> str:
-    """4096 as 4K."""
-    return f"{n // 1024}K" if n % 1024 == 0 else str(n)
-
-
-def threads(n: int) -> str:
-    return "1 thread" if n == 1 else f"{n} threads"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """fp32 for torch.float32; types without a short name keep torch's."""
-    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))
-
-
-def three_digits(x: float) -> str:
-    """12345.6 as 12346, 12.34 as 12.3, 0.01234 as 0.0123."""
-    return f"{x:.0f}" if x >= 99.5 else f"{x:.1f}" if x >= 9.95 else f"{x:.2f}" if x >= 0.995 else f"{x:.3g}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from . import files
+
 Facts = dict[str, Any]  # JSON values only
+Measured = list[tuple[Facts, Facts]]  # cells with their results
 
 
 class Store:
@@ -29,7 +31,4 @@ class Store:
 
     def add(self, machine: Facts, cell: Facts, result: Facts) -> None:
         self.records.append({"machine": machine, "cell": cell, "result": result})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = self.path.with_suffix(".part")
-        whole.write_text(json.dumps({"records": self.records}, indent=1) + "\n")
-        os.replace(whole, self.path)
+        files.write(self.path, json.dumps({"records": self.records}, indent=1) + "\n")

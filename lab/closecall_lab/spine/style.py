@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from ..eval.panel import Spec
-from .plot import INK
+INK, QUIET = "#111827", "#6b7280"
 
 # Okabe and Ito's colours; the two routers are the strong ones.
 COLOURS = {
@@ -21,6 +21,20 @@ OTHERS = ("#7570b3", "#a6761d", "#66a61e", "#e7298a", "#1b9e77")  # of other com
 BUDGET, SELECTIVITY = "#999999", "#009e73"  # the parts of a router's lift
 MARKERS = {"": "o", "random": "^", "last": "v", "matched": "s"}
 VARIANTS = ("o", "D", "P", "X", "h", "p")  # a preset with different overrides
+
+
+class Named(Protocol):
+    """What a policy must tell of itself to get a look: `closecall_lab.eval.panel.Spec` does."""
+
+    @property
+    def preset(self) -> str: ...
+    @property
+    def base(self) -> Named: ...
+    @property
+    def control(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -51,19 +65,19 @@ def _lighter(colour: str, share: float) -> str:
     return "#" + "".join(f"{round(x + (255 - x) * share):02x}" for x in parts)
 
 
-def looks(specs: Iterable[Spec]) -> dict[Spec, Look]:
+def looks(specs: Iterable[N]) -> dict[N, Look]:
     """One look for each policy, told apart by marker and lightness where only overrides differ."""
-    listed: Sequence[Spec] = list(dict.fromkeys(specs))
-    bases: dict[str, list[Spec]] = {}
+    listed = list(dict.fromkeys(specs))
+    variants: dict[str, list[Named]] = {}
     for spec in listed:
-        known = bases.setdefault(spec.preset, [])
-        if spec.base not in known:
-            known.append(spec.base)
-    found = {}
+        of_preset = variants.setdefault(spec.preset, [])
+        if spec.base not in of_preset:
+            of_preset.append(spec.base)
+    styles = {}
     for spec in listed:
-        mine = bases[spec.preset]
-        place, of = mine.index(spec.base), len(mine)
-        share = 0.55 * (of - 1 - place) / (of - 1) if of > 1 else 0.0  # the last listed, the strongest setting, is full
-        marker = MARKERS[spec.control] if spec.control or of == 1 else VARIANTS[place % len(VARIANTS)]
-        found[spec] = Look(str(spec), _lighter(colour(spec.preset), share), marker, bool(spec.control))
-    return found
+        place, among = variants[spec.preset].index(spec.base), len(variants[spec.preset])
+        # The last listed, the strongest setting, has the full colour.
+        share = 0.55 * (among - 1 - place) / (among - 1) if among > 1 else 0.0
+        marker = MARKERS[spec.control] if spec.control or among == 1 else VARIANTS[place % len(VARIANTS)]
+        styles[spec] = Look(str(spec), _lighter(colour(spec.preset), share), marker, bool(spec.control))
+    return styles

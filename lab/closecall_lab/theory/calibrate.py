@@ -19,9 +19,9 @@ from closecall.triggers.quantile import Quantile
 
 from .. import tasks
 from ..eval.subject import Subject
+from ..spine.progress import Say, say
 from ..spine.table import Column, Table
 from ..tasks.example import encode_example
-from .diagnose import Say, say
 
 # By context, by layer: margins [H, tiles] of the tiles of all prompts that could be triggered.
 Margins = dict[int, dict[int, Tensor]]

@@ -20,9 +20,11 @@ from closecall.selection import Selection
 
 from .. import tasks
 from ..eval.subject import Subject
+from ..spine import files
+from ..spine.progress import Say, say
 from ..spine.table import Column, Table
 from ..tasks.example import encode_example
-from .diagnose import Say, Study, say
+from .diagnose import Study
 from .loss import row_shares
 
 NAME = "certified.json"
@@ -112,7 +114,7 @@ def _share(model: Any, ids: Tensor, policy: Policy) -> Share:
 
 
 def write(found: Sequence[Share], directory: Path) -> None:
-    (directory / NAME).write_text(json.dumps([dataclasses.asdict(s) for s in found]))
+    files.write(directory / NAME, json.dumps([dataclasses.asdict(s) for s in found]))
 
 
 def read(directory: Path) -> list[Share]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from ..spine.options import count, counts, each, one_of
+from ..spine import figure, files
+from ..spine.options import count, counts, each, one_of, output_dir, output_file
+from ..spine.progress import written
 
 Commands = Any  # argparse's sub-parser collection, whose type is private
 
@@ -106,6 +107,7 @@ def run_diagnose(args: argparse.Namespace) -> None:
         dtype=args.dtype,
     )
     budgets = counts("--certify", args.certify) if args.certify else ()
+    output_dir("--out", args.out)
     subject = Subject.open(args.model, dtype=args.dtype)
     diagnose(study, args.out / NAME, subject=subject)
     (args.out / certified.NAME).unlink(missing_ok=True)
@@ -126,11 +128,11 @@ def report(where: Path, samples: int) -> None:
     found = [*tables(findings), *([certified.table(shares)] if shares else [])]
     for table in found:
         print(table.text() + "\n")
-    pictures = figures.save(findings, shares, directory)
+    pictures = figure.save(figures.drawn(findings, shares), directory)
     budgets = ",".join(map(str, dict.fromkeys(s.budget for s in shares)))
-    page = markdown(findings, [certified.table(shares)] if shares else [], pictures, budgets)
-    (directory / "report.md").write_text(page)
-    print(f"closecall: also in {directory / 'report.md'}", file=sys.stderr)
+    names = [path.name for path in pictures if path.suffix == ".png"]
+    page = markdown(findings, [certified.table(shares)] if shares else [], names, budgets)
+    written([files.write(directory / "report.md", page), *pictures])
 
 
 def _need(args: argparse.Namespace) -> None:
@@ -170,17 +172,14 @@ def run_calibrate(args: argparse.Namespace) -> None:
     policy = policy.replace(rule=dataclasses.replace(router_of(policy), q=args.q, rho=args.rho))
     router_of(policy)
     contexts, n = counts("--context", args.context), count("--n")(args.n)
+    output_file("--out", args.out)
     subject = Subject.open(args.model, dtype=args.dtype)
     found = calibrate(
         subject, args.task, contexts, policy, n=n, check=args.check, seed=args.seed, per_head=args.per_head
     )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    found.policy.save(args.out)
     print(found.table(args.model).text())
-    print(f"closecall: written to {args.out}", file=sys.stderr)
+    found.policy.save(args.out)
+    written([args.out])
 
 
-COMMANDS = (
-    add_diagnose,
-    add_calibrate,
-)
+COMMANDS = (add_diagnose, add_calibrate)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,15 +18,10 @@ from closecall.scorers.base import SCORERS
 
 from .. import tasks
 from ..eval.subject import Subject
+from ..spine.progress import Say, say
 from ..tasks.example import Encoded, Example, answer_tokens, encode_example, gold_blocks
 from .cells import check_context, check_scorer, measure
 from .dump import Writer
-
-Say = Callable[[str], None]
-
-
-def say(message: str) -> None:
-    print(f"closecall: {message}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,6 @@ def markdown(
     facts = findings[0].facts
     head = [f"# Diagnosis: {setting(facts)}", "", f"Weights: {facts.get('label', facts['model'])}."]
     head += ["", f"Made by `{command(facts)}{f' --certify {certified}' if certified else ''}`."]
-    body = [f"#{table.markdown()}" for table in (*tables(findings), *more)]
+    body = [table.markdown(2) for table in (*tables(findings), *more)]
     shown = [f"![{name.removesuffix('.png')}]({name})\n" for name in pictures]
     return "\n".join([*head, "", *body, *shown])

@@ -5,16 +5,16 @@ Any Parquet reader opens it. Rows come in the order they were measured; nothing 
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from ..spine import files
 from .cells import COLUMNS, Rows
 
 SEMANTICS = 1  # of what the columns mean: raise it when a column's meaning changes
@@ -24,10 +24,6 @@ _HELD = 1 << 24  # scores held before a row group is written
 
 
 def _pyarrow() -> Any:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ValueError(
-            "dumps are Parquet files and need pyarrow, which is not installed: pip install 'closecall[eval]'"
-        )
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.compute  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
@@ -50,11 +46,11 @@ class Writer:
     def __init__(self, path: str | Path, facts: dict[str, Any]) -> None:
         self.pa = _pyarrow()
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        self._closing = ExitStack()
+        part = self._closing.enter_context(files.draft(self.path))
         about = json.dumps({"semantics": SEMANTICS} | facts)
         self._schema = _schema(self.pa).with_metadata({KEY: about.encode()})
-        self._file = self.pa.parquet.ParquetWriter(self._part, self._schema, compression="zstd")
+        self._file = self.pa.parquet.ParquetWriter(part, self._schema, compression="zstd")
         self._waiting: list[tuple[str, int, int, Rows]] = []
         self._held = 0
         self.cells = 0
@@ -96,15 +92,16 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        try:
-            if kind is None:
-                self.flush()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
             self._file.close()
-            if kind is None:
-                self._part.replace(self.path)
-        finally:
-            self._part.unlink(missing_ok=True)
+            self._closing.__exit__(kind, error, trace)
+            return
+        with self._closing:
+            self.flush()
+            self._file.close()
 
 
 class Dump:

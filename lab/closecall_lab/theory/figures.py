@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..spine.plot import GRID, INK, QUIET
-from ..spine.style import BUDGET, COLOURS
+from ..spine.figure import frame, plain, widen
+from ..spine.style import BUDGET, COLOURS, INK
 from . import signals
 from .analysis import BY_TILE, Finding, cells_of
 from .certified import LEVELS, Share
@@ -17,44 +16,14 @@ from .diagnose_report import setting
 from .signals import Array
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANEL = (4.4, 3.0)  # inches
-HEAD, LEFT, RIGHT, BELOW, GAP = 1.15, 0.8, 0.25, 0.6, 0.85
+GAP = 0.85  # inches between panels
 _COLOUR = {"mean": COLOURS["router"], "quest": COLOURS["router-on-quest"]}
 
 
 def colour(scorer: str) -> str:
     return _COLOUR.get(scorer, COLOURS["auto"])
-
-
-def _frame(title: str, subtitle: str, down: int, across: int, *, left: float = LEFT) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    width = left + RIGHT + PANEL[0] * across + GAP * (across - 1)
-    height = HEAD + BELOW + PANEL[1] * down + GAP * (down - 1)
-    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
-    grid = figure.subplots(down, across, squeeze=False)
-    figure.text(0.25 / width, 1 - 0.15 / height, title, fontsize=13, fontweight="bold", color=INK, va="top")
-    figure.text(0.25 / width, 1 - 0.45 / height, subtitle, fontsize=8.5, color=QUIET, va="top", linespacing=1.4)
-    figure.subplots_adjust(
-        left=left / width, right=1 - RIGHT / width, top=1 - HEAD / height, bottom=BELOW / height,
-        wspace=GAP / PANEL[0], hspace=GAP / PANEL[1],
-    )  # fmt: skip
-    for axes in grid.flat:
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.tick_params(which="both", length=0, colors=QUIET, labelsize=8.5)
-        for side in axes.spines.values():
-            side.set_visible(False)
-    return figure, grid
-
-
-def _named(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=9.5, color=INK, fontweight="bold")
-    axes.set_xlabel(x, color=QUIET, fontsize=8.5)
-    axes.set_ylabel(y, color=QUIET, fontsize=8.5)
 
 
 def _where(finding: Finding) -> str:
@@ -67,7 +36,7 @@ def margins(findings: Sequence[Finding]) -> Figure:
     """sigma by layer: why one threshold for all layers fails."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, grid = _frame("Margins by layer", _where(findings[0]), 1, len(findings))
+    figure, grid = frame("Margins by layer", _where(findings[0]), 1, len(findings), gap=GAP)
     for axes, f in zip(grid[0], findings, strict=True):
         parts = [f.cells["margin"][f.cells["layer"] == n] for n in f.layers]
         low, quarter, middle, three, high = (
@@ -81,7 +50,7 @@ def margins(findings: Sequence[Finding]) -> Figure:
         axes.set_ylim(bottom=float(low.min()) / 8)  # room for the legend
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left", ncols=2)
-        _named(axes, f.scorer, "layer", "margin sigma")
+        plain(axes, f.scorer, "layer", "margin sigma")
     return figure
 
 
@@ -95,7 +64,7 @@ def _thresholds(f: Finding) -> list[float]:
 
 def value(findings: Sequence[Finding]) -> Figure:
     """V* and the true gain against sigma: does a small margin mean that expansion pays?"""
-    figure, grid = _frame("What expansion is worth, by margin", _where(findings[0]), len(findings), 2)
+    figure, grid = frame("What expansion is worth, by margin", _where(findings[0]), len(findings), 2, gap=GAP)
     for row, f in zip(grid, findings, strict=True):
         place = within(f.cells["margin"], cells_of(f.cells).pool.numpy())
         truth = f.cells["lost"] - f.cells["lost_expanded"]
@@ -109,7 +78,7 @@ def value(findings: Sequence[Finding]) -> Figure:
             axes.set_xlim(0, 1)
             axes.set_ylim(bottom=0)
             axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
-            _named(
+            plain(
                 axes,
                 f"{f.scorer}: {what}",
                 "rank of sigma in its layer and prompt, from closest call to clearest",
@@ -135,7 +104,8 @@ def binned(x: Array, y: Array, bins: int = 20) -> tuple[Array, ...]:
 
 def regrets(findings: Sequence[Finding]) -> Figure:
     """Regret of every trigger by the theory's model, and what each really regains."""
-    figure, grid = _frame("Triggers: regret, and mass regained", _where(findings[0]), len(findings), 2, left=1.45)
+    figure, grid = frame("Triggers: regret, and mass regained", _where(findings[0]), len(findings), 2, gap=GAP)
+    widen(figure, 0.7)
     for row, f in zip(grid, findings, strict=True):
         names = [f"{t.name}, {t.regret.fired:.0%}" for t in f.triggers]
         y = -np.arange(len(names), dtype=float)
@@ -151,20 +121,20 @@ def regrets(findings: Sequence[Finding]) -> Figure:
         row[1].set_xlim(0, 1.02)
         for axes in row:
             axes.set_ylim(-len(names) + 0.4, 0.6)
-        _named(
+        plain(
             row[0],
             f"{f.scorer}: regret by Monte Carlo (%: fired; grey: by cell)",
             "identification errors a cell, ± 2 s.e.",
             "",
         )
-        _named(row[1], f"{f.scorer}: true mass regained", "as a share of the best choice of as many", "")
+        plain(row[1], f"{f.scorer}: true mass regained", "as a share of the best choice of as many", "")
     return figure
 
 
 def tightness(found: Sequence[Share], where: str) -> Figure:
     """How many rows lost at most so much, and how many can be proved to."""
     scorers = list(dict.fromkeys(s.scorer for s in found))
-    figure, grid = _frame("Certificates: proved, and true", where, 1, len(scorers))
+    figure, grid = frame("Certificates: proved, and true", where, 1, len(scorers), gap=GAP)
     for axes, scorer in zip(grid[0], scorers, strict=True):
         mine = [s for s in found if s.scorer == scorer]
         for i, s in enumerate(mine):
@@ -175,17 +145,15 @@ def tightness(found: Sequence[Share], where: str) -> Figure:
         axes.set_xscale("log")
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right", ncols=2)
-        _named(axes, scorer, "softmax mass dropped, at most", "share of rows (all heads and layers)")
+        plain(axes, scorer, "softmax mass dropped, at most", "share of rows (all heads and layers)")
     return figure
 
 
-def save(findings: Sequence[Finding], certified: Sequence[Share], directory: Path) -> list[str]:
-    """Every picture as PNG; their names."""
+def drawn(findings: Sequence[Finding], certified: Sequence[Share]) -> dict[str, Figure]:
+    """Every picture, by file stem."""
     made = {"margins": margins(findings), "value": value(findings), "regret": regrets(findings)}
     if certified:
         facts = findings[0].facts
         where = f"{facts['model']}, {facts['task']} at {facts['context']} tokens, first prompt\nrouter on the scorer, q"
         made["tightness"] = tightness(certified, f"{where} {facts['q']:g}, at each budget")
-    for name, figure in made.items():
-        figure.savefig(directory / f"{name}.png")
-    return [f"{name}.png" for name in made]
+    return made

@@ -243,7 +243,7 @@ def test_a_broken_aim_is_an_error_after_all_was_written(
         (["--arch", ","], "--arch names nothing: ','"),
         (["--kernel", "atend D64 bf16"], "unknown kernel 'atend D64 bf16': did you mean 'attend D64 bf16'"),
         (["--jobs", "0"], "--jobs takes whole numbers"),
-        (["--jobs", "two"], "--jobs takes whole numbers like 128 or 32k, got 'two'"),
+        (["--jobs", "two"], "--jobs takes whole numbers from 1 up, like 128 or 32k, got 'two'"),
     ],
 )
 def test_bad_input(argv: list[str], message: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +14,13 @@ import torch
 
 from closecall import cli
 from closecall.backends import cpu
-from closecall_lab.bench import prefill
-from closecall_lab.spine import memory, stopwatch
-from closecall_lab.spine.timing import Samples
+from closecall.policy import policy
+from closecall_lab.bench import base
+from closecall_lab.bench import cli as bench_cli
+from closecall_lab.bench.base import uncut
+from closecall_lab.bench.profile.hooks import around_attention
+from closecall_lab.spine import memory
+from closecall_lab.spine.options import counts
 
 SHORT = ["--threads", "1", "--seconds", "0.01", "--repeats", "3"]
 
@@ -104,57 +108,51 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_prefill(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["prefill", "--model", tiny, "--context", "256,512,1k", "--dtype", "fp32", "--budget", 3, *SHORT]
-    argv += ["--policies", "dense,quest,router-on-quest", "--out", tmp_path]
+    argv = ["prefill", "--model", tiny, "--context", "256,512", "--dtype", "fp32", "--budget", 3, "--threads", 1]
+    argv += ["--rounds", 2, "--policies", "dense,quest,router-on-quest", "--out", tmp_path]
     bench(*argv)
     said = capsys.readouterr()
-    short, long = (r["result"] for r in records(tmp_path / "prefill.json"))  # 1K is longer than its training
-    warning = "was trained on 512 tokens, so these were not run: 1K."
-    assert all(warning in text for text in (said.err, said.out, (tmp_path / "prefill.md").read_text()))
-    for result in (short, long):
-        for row in (result["unattached"], *result["ours"].values()):
-            assert 0 < row["attention_seconds"] < row["seconds"]
-            assert 0 < row["attention_share"] < 1
-        for row in result["ours"].values():
-            assert row["over_unattached"] > 0
-            assert row["over_bound"] > 0
-        assert result["ours"]["dense"]["over_dense"] == 1
-    assert short["ours"]["quest"]["effective_budget"] is None  # it covers everything
-    assert long["ours"]["quest"]["effective_budget"] == (1 + 2 + 3 + 4 + 5 + 6 + 6 + 6) / 8
-    assert long["ours"]["quest"]["trigger_rate"] == 0
-    assert long["ours"]["router-on-quest"]["trigger_rate"] == 0.5
-    assert "bound / SDPA" in said.out
-    assert {p.name for p in tmp_path.iterdir()} == {f"prefill.{suffix}" for suffix in ("json", "md", "png", "svg")}
+    short, long = (r["result"] for r in records(tmp_path / "prefill.json"))
+    assert list(long["laps"]) == ["unattached", "dense", "quest@3", "router-on-quest@3"]
+    assert short["kept"]["quest@3"]["effective_budget"] is None  # it covers everything
+    assert long["kept"]["quest@3"]["effective_budget"] == (1 + 2 + 3 + 4 + 5 + 6 + 6 + 6) / 8
+    assert long["kept"]["router-on-quest@3"]["trigger_rate"] == 0.5
+    warning = "quest@3 cuts nothing at 256: its budget covers every block there"
+    assert all(warning in " ".join(text.split()) for text in (said.err, said.out))
+    assert "cuts nothing at 256, 512" not in said.err
+    assert "bound / SDPA" in (tmp_path / "prefill.md").read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "prefill.json", "prefill.md", *(f"prefill{end}" for end in (".png", ".svg", "-parts.png", "-parts.svg"))
+    }  # fmt: skip
 
     bench(*argv)
     assert "2 of 2 cells are in" in capsys.readouterr().err
 
 
-def test_prefill_past_all_training(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "prefill", "--model", str(tiny), "--context", "1k,2k", "--out", str(tmp_path)]) == 2
-    assert "was trained on 512 tokens" in capsys.readouterr().err
+def test_every_benchmark_is_found_and_cuts_something_when_quick() -> None:
+    found = bench_cli.found()
+    assert list(found) == ["attention", "decode", "decode-select", "growth", "prefill"]
+    for name, module in found.items():
+        for defaults in (module.FULL, module.QUICK):
+            longest = max(counts("--contexts", defaults["contexts"]))
+            budget = int(defaults.get("budget", 1))
+            assert not uncut([(name, policy("quest", budget=budget))], [longest])
+    quick = found["prefill"].QUICK
+    contexts = counts("--contexts", quick["contexts"])
+    assert not uncut([(n, policy(n, budget=int(quick["budget"]))) for n in ("topk", "quest")], contexts)
 
 
-def test_what_amdahl_allows() -> None:
-    samples = Samples(
-        {
-            "unattached": [{"attention": 6.0, "rest": 4.0}] * 3,
-            "dense": [{"attention": 4.0, "rest": 4.0}] * 3,
-            "quest": [{"attention": 1.0, "rest": 5.0}] * 3,
-        }
-    )
-    row = prefill._row("quest", samples)
-    assert row["seconds"] == 6
-    assert row["over_unattached"] == 0.6
-    assert row["over_dense"] == 0.75
-    assert row["bound_over_unattached"] == 0.5  # 4 of the rest and 1 of attention, over 10
-    assert row["over_bound"] == 1.2
+def test_where_results_go_is_checked_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(base, "run", lambda *_, **__: pytest.fail("measured"))
+    assert cli.main(["bench", "decode", "--out", str(tmp_path / "file" / "deep")]) == 2
+    assert f"--out {tmp_path / 'file' / 'deep'}: {tmp_path / 'file'} is a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_the_stopwatch_times_full_attention_and_leaves_no_trace(
-    implementation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_attention_is_entered_and_no_trace_left(implementation: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Olmo3Config(
         hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2,
@@ -164,15 +162,20 @@ def test_the_stopwatch_times_full_attention_and_leaves_no_trace(
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     registry = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
     before, local = dict(registry), dict(registry._local_mapping)
-    ticks = iter(range(1000))
-    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    entered = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        entered.append(1)
+        yield
+
     ids = torch.arange(8)[None]
     with torch.no_grad():
-        with stopwatch.stopwatch(model) as watch:
-            timed = model(ids).logits
-        torch.testing.assert_close(timed, model(ids).logits, rtol=0, atol=0)
-    assert watch.seconds == 2  # a tick for each full layer, none for the sliding one
-    with pytest.raises(IndexError), torch.no_grad(), stopwatch.stopwatch(model):
+        with around_attention(model, around):
+            watched = model(ids).logits
+        torch.testing.assert_close(watched, model(ids).logits, rtol=0, atol=0)
+    assert len(entered) == 2  # both full layers, not the sliding one
+    with pytest.raises(IndexError), torch.no_grad(), around_attention(model, around):
         model(ids + 1)  # one token past the vocabulary
     assert dict(registry) == before
     assert registry._local_mapping == local

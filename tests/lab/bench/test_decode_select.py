@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from closecall import cli
 from closecall.backends import cpu
 from closecall.summaries import Summaries
-from closecall_lab.bench import decode_select
+from closecall_lab.bench.benchmarks import decode_select
 from closecall_lab.spine.timing import Samples
 
 
@@ -21,7 +22,7 @@ def test_it_measures_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     argv += ["--seconds", "0.01", "--repeats", "3", "--out", str(tmp_path)]
     threads = torch.get_num_threads()
     try:
-        assert decode_select.main(argv) == 0
+        assert cli.main(["bench", "decode-select", *argv]) == 0
     finally:
         torch.set_num_threads(threads)
     (record,) = json.loads((tmp_path / "decode_select.json").read_text())["records"]
@@ -49,17 +50,17 @@ def test_what_is_compared() -> None:
     [
         (["--heads", "5", "--kv-heads", "2"], "--heads 5 is not a multiple of --kv-heads 2"),
         (["--seconds", "0"], "--seconds must be above 0"),
-        (["--contexts", "4k"], "budget 33 keeps all of 4224 keys"),
+        (["--contexts", "4k"], "quest cuts nothing at 4K"),
         (["--dtypes", "fp31"], "did you mean 'fp32'"),
     ],
 )
 def test_bad_options(argv: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert decode_select.main([*argv, "--out", str(tmp_path)]) == 2
+    assert cli.main(["bench", "decode-select", *argv, "--out", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_without_native_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     none: list[Any] = []
     monkeypatch.setattr(cpu, "tiers", lambda: none)
-    assert decode_select.main([]) == 2
+    assert cli.main(["bench", "decode-select"]) == 2
     assert "the native module is not built" in capsys.readouterr().err

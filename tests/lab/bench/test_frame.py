@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from closecall import info
-from closecall_lab.bench import runner
-from closecall_lab.spine import plot
+from closecall_lab.bench import base, over_context
 from closecall_lab.spine.results import Facts
 from closecall_lab.spine.table import Column, Table
 
@@ -23,7 +22,7 @@ ROWS = [{"context": n, "dtype": "fp32", "dim": 64, "ratio": n / 256} for n in (2
 
 
 @dataclass
-class Fake:
+class Fake(base.Benchmark):
     contexts: tuple[int, ...] = (256, 512)
     fail_at: int | None = None
     measured: list[int] = field(default_factory=list)
@@ -49,12 +48,12 @@ class Fake:
         return Table("Fake", columns, [cell | result for cell, result in measured], ["A note."])
 
     def figures(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> dict[str, Any]:
-        series = [plot.Series("ratio", "us", "#000000", "o")]
-        return {"fake": plot.speedups("Title", "subtitle", ROWS, series, ("dtype", "dim"))}
+        series = [over_context.Series("ratio", "us", "#000000", "o")]
+        return {"fake": over_context.speedups("Title", "subtitle", ROWS, series, ("dtype", "dim"))}
 
 
 def test_a_run_leaves_results_page_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runner.run(Fake(), tmp_path / "deep" / "out")
+    base.run(Fake(), tmp_path / "deep" / "out")
     said = capsys.readouterr()
     assert "[1/2] context 256 ... about 12 min 48 s left" in said.err  # 256 + 512 s, as guessed
     assert "    512   2.00" in said.out
@@ -72,10 +71,10 @@ def test_a_run_leaves_results_page_and_plots(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_finished_cells_are_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runner.run(Fake(), tmp_path)
+    base.run(Fake(), tmp_path)
     more = Fake(contexts=(256, 512, 1024))
     capsys.readouterr()
-    runner.run(more, tmp_path)
+    base.run(more, tmp_path)
     assert more.measured == [1024]
     said = capsys.readouterr()
     assert "2 of 3 cells are in" in said.err
@@ -84,29 +83,29 @@ def test_finished_cells_are_not_measured_again(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_fresh_measures_everything_again(tmp_path: Path) -> None:
-    runner.run(Fake(), tmp_path)
+    base.run(Fake(), tmp_path)
     again = Fake(contexts=(512,))
-    runner.run(again, tmp_path, fresh=True)
+    base.run(again, tmp_path, fresh=True)
     assert again.measured == [512]
     assert len(json.loads((tmp_path / "fake.json").read_text())["records"]) == 1
 
 
 def test_what_was_finished_before_a_failure_is_kept(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="fell over"):
-        runner.run(Fake(fail_at=512), tmp_path)
+        base.run(Fake(fail_at=512), tmp_path)
     rest = Fake()
-    runner.run(rest, tmp_path)
+    base.run(rest, tmp_path)
     assert rest.measured == [512]
 
 
 def test_results_of_another_machine_are_left_alone_and_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner.run(Fake(), tmp_path)
+    base.run(Fake(), tmp_path)
     elsewhere = info.machine() | {"cpu": "another"}
     monkeypatch.setattr(info, "machine", lambda: elsewhere)
     other = Fake()
-    runner.run(other, tmp_path)
+    base.run(other, tmp_path)
     assert other.measured == [256, 512]
     assert len(json.loads((tmp_path / "fake.json").read_text())["records"]) == 4
 
@@ -115,31 +114,8 @@ def test_results_of_another_machine_are_left_alone_and_not_taken(
 def test_a_file_that_holds_no_results(text: str, tmp_path: Path) -> None:
     (tmp_path / "fake.json").write_text(text)
     with pytest.raises(ValueError, match="start over with --fresh"):
-        runner.run(Fake(), tmp_path)
-    runner.run(Fake(), tmp_path, fresh=True)
-
-
-def test_without_matplotlib_there_is_no_plot_but_everything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    runner.run(Fake(), tmp_path)
-    said = capsys.readouterr()
-    assert "no plot: matplotlib is not installed (pip install 'closecall[plot]')" in said.err
-    assert "    512   2.00" in said.out
-    assert {path.name for path in tmp_path.iterdir()} == {"fake.json", "fake.md"}
-
-
-def test_another_missing_module_is_not_blamed_on_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> dict[str, Any]:
-        raise ModuleNotFoundError("no rival", name="rival")
-
-    bench = Fake()
-    monkeypatch.setattr(bench, "figures", broken)
-    with pytest.raises(ModuleNotFoundError, match="no rival"):
-        runner.run(bench, tmp_path)
+        base.run(Fake(), tmp_path)
+    base.run(Fake(), tmp_path, fresh=True)
 
 
 INTERRUPTED = """
@@ -147,7 +123,7 @@ import signal, sys, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_frame import Fake, runner
+from test_frame import Fake, base
 
 class Slow(Fake):
     def measure(self, cell):
@@ -158,7 +134,7 @@ class Slow(Fake):
         return super().measure(cell)
 
 torch.set_num_threads(1)
-runner.run(Slow(), Path(sys.argv[1]))
+base.run(Slow(), Path(sys.argv[1]))
 """
 
 
@@ -182,5 +158,5 @@ def test_ctrl_c_in_the_middle_of_a_kernel(tmp_path: Path) -> None:
     assert "interrupted; finished cells are in" in said
     assert "Traceback" not in said
     rest = Fake()
-    runner.run(rest, tmp_path)
+    base.run(rest, tmp_path)
     assert rest.measured == [512]

@@ -12,7 +12,8 @@ import torch
 
 import closecall
 from closecall import cli
-from closecall_lab.bench import growth, growth_report
+from closecall_lab.bench import growth_report
+from closecall_lab.bench.benchmarks import growth
 from closecall_lab.bench.growth_report import Growth, conclusions, exponent, local, matters
 
 K = 1024
@@ -93,7 +94,7 @@ def test_what_was_measured_on_fewer_rows_is_multiplied_and_marked() -> None:
     assert (short["dense"], short["sdpa"], short["vs_sdpa"]) == (3.0, 6.0, 6.0)
     assert (long["dense"], long["sdpa"], long["vs_dense"]) == (48.0, 96.0, 12.0)
     assert (short["share"], long["share"]) == (0.1, 0.125)
-    text = growth_report.table(MACHINE, measured).text()
+    text = growth_report.table(MACHINE, measured).text(width=1000)
     assert "64K on 4096 rows" in text
     line = next(x for x in text.splitlines() if x.strip().startswith("64K"))
     assert "~96.0" in line

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from closecall_lab.spine import inputs, plot
+from closecall_lab.bench import over_context
+from closecall_lab.spine import numbers
 from closecall_lab.spine.options import counts
 from closecall_lab.spine.table import Column, Table
-
-pytest.importorskip("matplotlib")
 
 COLUMNS = [
     Column("name", lambda r: r["name"], left=True),
@@ -43,8 +42,8 @@ def test_markdown() -> None:
 
 
 def test_numbers_as_people_write_them() -> None:
-    assert [inputs.size(n) for n in (256, 4096, 131072, 1000)] == ["256", "4K", "128K", "1000"]
-    assert [inputs.three_digits(x) for x in (12345.6, 99.6, 12.34, 1.234, 0.01234)] == [
+    assert [numbers.size(n) for n in (256, 4096, 131072, 1000)] == ["256", "4K", "128K", "1000"]
+    assert [numbers.three_digits(x) for x in (12345.6, 99.6, 12.34, 1.234, 0.01234)] == [
         "12346", "100", "12.3", "1.23", "0.0123",
     ]  # fmt: skip
     assert counts("--contexts", "4k, 1K,256,4096,") == (4096, 1024, 256)
@@ -57,11 +56,14 @@ ROWS = [
     for dim in (64, 128)
     if (dtype, dim) != ("bf16", 128)
 ]
-US, THEM = plot.Series("us", "us", "#112233", "o"), plot.Series("them", None, "#445566", "", dashed=True)
+US, THEM = (
+    over_context.Series("us", "us", "#112233", "o"),
+    over_context.Series("them", None, "#445566", "", dashed=True),
+)
 
 
 def test_a_panel_for_every_kind_of_cell() -> None:
-    figure = plot.speedups("Title", "subtitle", ROWS, [US, THEM], ("dtype", "dim"))
+    figure = over_context.speedups("Title", "subtitle", ROWS, [US, THEM], ("dtype", "dim"))
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
     assert titles == ["fp32, D = 64", "bf16, D = 64", "fp32, D = 128"]
     ours, theirs = figure.axes[0].get_lines()[:2]
@@ -72,7 +74,7 @@ def test_a_panel_for_every_kind_of_cell() -> None:
 
 
 def test_lines_without_a_name_are_not_labelled() -> None:
-    figure = plot.walls("Title", "subtitle", ROWS, [US, THEM], ("dtype", "dim"))
+    figure = over_context.walls("Title", "subtitle", ROWS, [US, THEM], ("dtype", "dim"))
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["4.00x  us"]
     assert [line.get_linestyle() for line in axes.get_lines()[:2]] == ["-", "--"]
@@ -81,6 +83,6 @@ def test_lines_without_a_name_are_not_labelled() -> None:
 
 
 def test_labels_keep_their_distance() -> None:
-    moved = plot._apart([0.5, 0.1, 0.52, 0.9], 0.1)
+    moved = over_context._apart([0.5, 0.1, 0.52, 0.9], 0.1)
     assert moved == [0.5, 0.1, 0.6, 0.9]
-    assert plot._apart([0.3, 0.3, 0.3], 0.1) == pytest.approx([0.3, 0.4, 0.5])
+    assert over_context._apart([0.3, 0.3, 0.3], 0.1) == pytest.approx([0.3, 0.4, 0.5])

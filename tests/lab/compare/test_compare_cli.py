@@ -42,7 +42,7 @@ def test_capture_then_compare(tiny: Path, tmp_path: Path, capsys: pytest.Capture
         "Error by layer, budget 4",
         "Gold mass by layer, budget 4",
     ):
-        assert title in page.out
+        assert title in " ".join(page.out.split())
     text = (out / "compare.md").read_text()
     assert "split: final (odd example numbers)" in text
     assert "## Mass by layer, budget 4" in text

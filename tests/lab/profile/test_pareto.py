@@ -12,7 +12,7 @@ import pytest
 
 from closecall_lab.bench.profile import pareto
 from closecall_lab.bench.profile.parts import PARTS
-from closecall_lab.bench.profile.variants import read
+from closecall_lab.bench.profile.policies import read
 from closecall_lab.eval.panel import Spec
 from closecall_lab.eval.statistics import Estimate
 from closecall_lab.eval.store import Cell, Run, Store
@@ -22,7 +22,9 @@ KIND = ("fp32", 1, "a machine")
 POINT = pareto.Point("m", "t", 8192, KIND, "router", 8, Estimate(0.9, 0.8, 1.0, 10), 1.0, pareto.Wall(0.5, 0.6))
 
 
-def answer(store: Store, policy: str, budget: int, right: int, of: int = 10, context: int = 8192) -> None:
+def answer(
+    store: Store, policy: str, budget: int, right: int, of: int = 10, context: int = 8192, seed: int = 0
+) -> None:
     """So many right answers, one to an example."""
     with store.transaction():
         for number in range(of):
@@ -32,8 +34,8 @@ def answer(store: Store, policy: str, budget: int, right: int, of: int = 10, con
             layers: dict[str, Any] = {"layer": [0], "hit": [None], "hit_union": [None]}
             layers |= {key: [None] for key in ("trigger_rate", "asked_triggered", "last_triggered")}
             named = (made.to_json(), float(good), int(good), 1, 16.0, 0.1, context, 1.0)
-            run = Run("f" * 64, f"{context}/{number}", *named, answers=[one], layers=layers, warnings=[])
-            store.put(Cell("f" * 64, "niah-multikey", context, 0, number, policy, budget), run)
+            run = Run("f" * 64, f"{context}/{seed}/{number}", *named, answers=[one], layers=layers, warnings=[])
+            store.put(Cell("f" * 64, "niah-multikey", context, seed, number, policy, budget), run)
 
 
 def profile(path: Path, walls: dict[str, float], *, model: str = "llama-3-8b", context: int = 8192) -> Path:
@@ -66,7 +68,7 @@ def store(tmp_path: Path) -> Path:
 
 def joined(store: Path, path: Path, models: list[str] | None = None) -> list[list[pareto.Point]]:
     with Store(store, create=False) as opened:
-        return pareto.join(opened, pareto.walls([path]), models)
+        return pareto.join(opened, pareto.walls([path]), models).groups
 
 
 def test_the_two_are_joined_and_nothing_is_dropped(store: Path, tmp_path: Path) -> None:
@@ -82,12 +84,41 @@ def test_the_two_are_joined_and_nothing_is_dropped(store: Path, tmp_path: Path) 
     assert router.wall == pareto.Wall(0.5, 0.5 / 0.8)
     verdicts = {name: p.verdict for name, p in found.items()}
     assert verdicts == {
-        "dense": "our dense kernel", "topk": "loses quality", "quest": "Pareto win", "router": "Pareto win",
+        "dense": "our dense kernel", "topk": "loses quality", "quest": "Pareto win, perhaps",
+        "router": "Pareto win, perhaps",
         "router/last": "accuracy only: not profiled",
     }  # fmt: skip
     assert {p.policy for p in here if p.frontier} == {"dense", "topk", "quest", "router"}
     assert {p.policy: p.verdict for p in beyond} == dict.fromkeys(("dense", "router"), "wall only: not evaluated")
     assert {p.task for p in beyond} == {None}
+
+
+def test_another_command_in_the_same_store_takes_no_examples_away(store: Path, tmp_path: Path) -> None:
+    """`closecall compare` runs other policies, on other examples and fewer: they are left out, and that is said."""
+    path = profile(tmp_path / "p.json", {"dense": 0.8, "topk@8": 0.4, "quest@8": 0.45, "router@8": 0.5})
+    with Store(store) as opened:
+        answer(opened, "auto", 8, 6, of=6)
+        for policy in ("quest", "fill-on-quest"):
+            answer(opened, policy, 8, 2, of=12, seed=1000)
+        found = pareto.join(opened, pareto.walls([path]), None)
+    (group,) = found.groups
+    assert {p.policy: p.accuracy.n for p in group if p.accuracy} == dict.fromkeys(
+        ("dense", "topk", "quest", "router", "router/last"), 10
+    )
+    assert {p.policy: p.accuracy.value for p in group if p.accuracy}["quest"] == 0.8
+    left_out = [note for note in found.notes if "is left out" in note]
+    assert any("auto@8 is left out: it ran 6 of dense's 10 examples" in note for note in left_out)
+    assert any("fill-on-quest@8 is left out: it ran 0 of dense's 10 examples" in note for note in left_out)
+    assert all(note in pareto.page(found).text().replace("\n", " ") for note in left_out)
+
+
+def test_profiles_of_other_models_are_listed_only_if_named(store: Path, tmp_path: Path) -> None:
+    path = profile(tmp_path / "p.json", {"dense": 0.8, "topk@8": 0.4})
+    profile(path, {"dense": 0.8}, model="mistral-nemo")
+    with Store(store, create=False) as opened:
+        found = pareto.join(opened, pareto.walls([path]), None, everything=False)
+    assert {p.model for group in found.groups for p in group} == {"meta-llama/Llama-3.1-8B-Instruct"}
+    assert "Profiles of models that the store does not have are left out: mistral-nemo." in found.notes
 
 
 def test_only_the_models_asked_for(store: Path, tmp_path: Path) -> None:
@@ -108,7 +139,8 @@ def test_a_model_without_a_profile_is_listed(store: Path, tmp_path: Path) -> Non
     ("changes", "verdict"),
     [
         ({}, "Pareto win"),
-        ({"wall": pareto.Wall(0.5, 1.0)}, "wins over SDPA, not over our dense kernel"),
+        ({"accuracy": Estimate(1.0, 0.34, 1.0, 2)}, "Pareto win, perhaps"),
+        ({"wall": pareto.Wall(0.5, 1.0)}, "wins over SDPA only"),
         ({"wall": pareto.Wall(0.99, 0.9)}, "keeps quality, ties speed"),
         ({"wall": pareto.Wall(1.09, 1.3)}, "keeps quality, loses speed"),
         ({"dense_accuracy": 1.2}, "loses quality"),
@@ -136,13 +168,15 @@ def test_the_command(command: Command, store: Path, tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert "1 rows have only one of the two numbers" in said
     assert "8 (16 a tile)" in said
-    row = next(line for line in said.splitlines() if "Pareto win" in line and " router " in line)
-    assert row.split()[-6:] == ["0.90", "0.50", "0.62", "yes", "Pareto", "win"]
+    row = next(line for line in said.splitlines() if line.startswith("router "))
+    assert row.split()[-6:] == ["0.50", "0.62", "yes", "Pareto", "win,", "perhaps"]
+    assert "| router | 8 (16 a tile) | 10 | 0.90 [" in (out / "pareto.md").read_text()
+    assert all(len(line) <= 120 for line in said.splitlines())
     assert {p.name for p in out.iterdir()} == {
         "pareto.md", "pareto.html", "pareto.json", "pareto-frontier.png", "pareto-frontier.svg",
     }  # fmt: skip
     listed = json.loads((out / "pareto.json").read_text())
-    assert {p["policy"]: p["verdict"] for p in listed}["router"] == "Pareto win"
+    assert {p["policy"]: p["verdict"] for p in listed}["router"] == "Pareto win, perhaps"
 
 
 def test_what_is_not_there(command: Command, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],

@@ -144,10 +144,10 @@ def test_a_stream_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_memory")
 def test_turns_are_laps_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from closecall_lab.bench.profile import turns
+    from closecall_lab.bench.profile import prefills
     from closecall_lab.bench.validate.device import Cpu
 
-    monkeypatch.setattr(turns, "SETTLE_SECONDS", 0)
+    monkeypatch.setattr(prefills, "SETTLE_SECONDS", 0)
     calls: list[str] = []
 
     def timed(name: str, seconds: float) -> Callable[[], dict[str, float]]:
@@ -157,8 +157,8 @@ def test_turns_are_laps_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    slow = [turns.Prefill.named("a", timed("a", 3.0)), turns.Prefill.named("b", timed("b", 1.0))]
-    samples = turns.take_turns(slow, 2, Cpu())
+    slow = [prefills.Prefill.named("a", timed("a", 3.0)), prefills.Prefill.named("b", timed("b", 1.0))]
+    samples = prefills.take_turns(slow, 2, Cpu())
     assert sorted(calls) == ["a"] * 2 + ["b"] * 2  # the first round took long, so it counts
     assert samples.seconds("a") == [4.0, 4.0]
     calls.clear()
@@ -166,9 +166,9 @@ def test_turns_are_laps_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gpu(Cpu):
         is_gpu = True
 
-    assert turns.take_turns(slow, 1, Gpu()).seconds("b") == [2.0]
+    assert prefills.take_turns(slow, 1, Gpu()).seconds("b") == [2.0]
     assert sorted(calls) == ["a"] * 2 + ["b"] * 2  # the first call compiles, and never counts
     calls.clear()
-    quick = [turns.Prefill.named("c", timed("c", 0.0))]
-    assert turns.take_turns(quick, 1, Cpu()).rounds == 1
+    quick = [prefills.Prefill.named("c", timed("c", 0.0))]
+    assert prefills.take_turns(quick, 1, Cpu()).rounds == 1
     assert calls == ["c", "c"]  # the first one warmed up

@@ -13,9 +13,9 @@ from closecall.models import catalogue as panel
 from closecall.models.entry import Shape
 from closecall_lab.bench.profile import layer
 from closecall_lab.bench.profile.parts import PARTS
+from closecall_lab.bench.profile.policies import read
 from closecall_lab.bench.profile.shape_run import LINEAR, REST, Factors, ShapeProfile, describe, factors_of, multiply
-from closecall_lab.bench.profile.shapes import Measured, bytes_needed, layer_weights, measured, shape
-from closecall_lab.bench.profile.variants import read
+from closecall_lab.bench.profile.shapes import LayerPart, bytes_needed, layer_weights, measured, shape
 from closecall_lab.bench.validate.device import Cpu
 
 NAMES = ("qwen2.5-7b-1m", "qwen2.5-14b", "mistral-nemo", "qwen3.6-35b-a3b", "llama-3-8b")
@@ -93,10 +93,10 @@ def test_an_unknown_shape_names_the_near_match() -> None:
 
 
 def test_what_is_measured(small: Shape) -> None:
-    assert measured(small, **WHOLE, context=512) == Measured(6, 2, 6, 512)
+    assert measured(small, **WHOLE, context=512) == LayerPart(6, 2, 6, 512)
     one = WHOLE | {"groups": 1, "rows": 128}
-    assert measured(small, **one, context=512) == Measured(3, 1, 3, 128)
-    assert measured(small, **(one | {"query_heads": 2, "dense_heads": 1}), context=100) == Measured(2, 1, 1, 100)
+    assert measured(small, **one, context=512) == LayerPart(3, 1, 3, 128)
+    assert measured(small, **(one | {"query_heads": 2, "dense_heads": 1}), context=100) == LayerPart(2, 1, 1, 100)
     for wrong, said in (
         ({"groups": 3}, "--head-groups 3: llama-3.1-8b has 2 key heads"),
         ({"groups": 2, "query_heads": 1}, "use it with --head-groups 1"),
@@ -126,7 +126,7 @@ def test_rounds_are_multiplied_one_by_one(small: Shape) -> None:
         "unattached": [lap(1, 0), lap(2, 0)], "topk@3": [lap(3, 0), lap(4, 0)], REST: [lap(9, 10), lap(9, 20)],
         LINEAR: [lap(0, 100), lap(0, 200)],
     }  # fmt: skip
-    part = Measured(q_heads=3, kv_heads=1, dense_heads=1, rows=128)
+    part = LayerPart(q_heads=3, kv_heads=1, dense_heads=1, rows=128)
     factors = {name: factors_of(small, part, 512, name) for name in ("unattached", "topk@3")}
     assert factors["unattached"] == Factors(query=6, key=2, rows=4, full=3, linear=0)
     assert factors["topk@3"] == Factors(query=2, key=2, rows=4, full=3, linear=0)
@@ -145,7 +145,7 @@ def test_a_whole_layer_is_multiplied_by_layers_alone(small: Shape) -> None:
 
 
 def test_it_says_what_was_measured_and_what_was_multiplied(hybrid: Shape) -> None:
-    said = " ".join(describe(hybrid, Measured(1, 1, 2, 128), 1024))
+    said = " ".join(describe(hybrid, LayerPart(1, 1, 2, 128), 1024))
     assert "of policies, on 1 of 4 query heads on 1 of 2 key heads at the full context; times 4" in said
     assert "(summaries of keys times 2)" in said
     assert "our dense kernel, on 2 of 4 query heads on one key head at the full context; times 2." in said
@@ -156,11 +156,11 @@ def test_it_says_what_was_measured_and_what_was_multiplied(hybrid: Shape) -> Non
 
 def test_too_little_memory_is_refused_before_anything_is_made(small: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "_build", lambda *_: pytest.fail("something was allocated"))
-    part = Measured(6, 2, 6, 512)
+    part = LayerPart(6, 2, 6, 512)
     needed = bytes_needed(small, 512, "fp32", part)
     settings: dict[str, Any] = {
-        "shape": small, "dtypes": ("fp32",), "variants": read("topk", (3,)), "threads": (1,), "rounds": 1,
-        "part": lambda _: part,
+        "shape": small, "dtypes": ("fp32",), "policies": read("topk", (3,)), "threads": (1,), "rounds": 1,
+        "part": lambda _: part, "name": "profile",
     }  # fmt: skip
     ShapeProfile(contexts=(512,), device=Full(needed), **settings)
     with pytest.raises(ValueError, match=f"needs about {needed:,} bytes of memory and {needed - 1:,} are there"):
@@ -168,11 +168,11 @@ def test_too_little_memory_is_refused_before_anything_is_made(small: Shape, monk
 
 
 def test_what_memory_holds(small: Shape) -> None:
-    whole, rows = Measured(6, 2, 6, 4096), Measured(3, 1, 3, 64)
+    whole, rows = LayerPart(6, 2, 6, 4096), LayerPart(3, 1, 3, 64)
     assert bytes_needed(small, 4096, "bf16", whole) * 2 == bytes_needed(small, 4096, "fp32", whole)
     assert bytes_needed(small, 4096, "fp32", rows) < bytes_needed(small, 4096, "fp32", whole)
     weights = 4 * layer_weights(small)
-    attention = bytes_needed(small, 4096, "fp32", Measured(3, 1, 3, rows=0))
+    attention = bytes_needed(small, 4096, "fp32", LayerPart(3, 1, 3, rows=0))
     assert attention >= 4 * 4096 * 16 * (2 * 3 + 2 * 1)  # queries, output, keys and values at least
     assert bytes_needed(small, 4096, "fp32", rows) == weights + attention
 

@@ -67,7 +67,7 @@ WRONG = {
     "--device cuda": "--device cuda is not there",
     "--device gpu": "unknown --device 'gpu': did you mean 'cpu'? known: cpu, cuda",
     "--case decod": "did you mean",
-    "--contexts 4kb": "--contexts takes whole numbers like 128 or 32k, got '4kb'",
+    "--contexts 4kb": "--contexts takes whole numbers from 1 up, like 128 or 32k, got '4kb'",
     "--heads 3 --kv-heads 2": "--heads 3 is not a multiple of --kv-heads 2",
     "--dtype bf61": "did you mean 'bf16'?",
     "--contenders topkk": "did you mean 'topk'?",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...spine.options import count, counts, each, one_of
+from ...spine import files
+from ...spine.options import count, counts, dtypes, each, output_dir, threads
+from ...spine.progress import written
+from .policies import PROFILED
+from .shapes import NAMES
 
 Commands = Any  # argparse's sub-parser collection, whose type is private
 T = TypeVar("T")
 
-TYPES = ("fp32", "bf16", "fp16")
 PROFILE = """\
 Shows where prefill time goes, and at which context sparse overtakes dense: the wall of a whole prefill split into
 selection (summaries, ranking, rule, indices), attention, and the rest of the model; attention's share of it; what
@@ -48,12 +50,6 @@ def _given(text: str | None, read: Callable[[str], T]) -> T | None:
     return None if text is None else read(text)
 
 
-def _threads(text: str) -> int:
-    import torch
-
-    return torch.get_num_threads() if text == "all" else count("--threads")(text)
-
-
 def add_profile(commands: Commands) -> None:
     parser = commands.add_parser(
         "profile",
@@ -64,16 +60,14 @@ def add_profile(commands: Commands) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="probe, smollm2, one of `closecall models`, a hub id, a directory"
     )
-    parser.add_argument(
-        "--shape", metavar="NAME", help="qwen2.5-7b-1m, qwen2.5-14b, mistral-nemo, qwen3.6-35b-a3b or llama-3-8b"
-    )
+    parser.add_argument("--shape", metavar="NAME", help=f"{', '.join(NAMES)}, or the hub id of one")
     parser.add_argument("--report", metavar="FILE,...", help="print these results as Markdown, and measure nothing")
     parser.add_argument(
         "--contexts", "--context", metavar="N,...",
         help="lengths, k for 1024 (--model 2k,4k,8k; --shape 32k,64k,128k)",
     )  # fmt: skip
     parser.add_argument(
-        "--policies", metavar="NAME,...", help="presets, with overrides like router:q=0.3 (topk,router,router-on-quest)"
+        "--policies", metavar="NAME,...", help=f"presets, with overrides like router:q=0.3 ({','.join(PROFILED)})"
     )
     parser.add_argument(
         "--budgets", "--budget", metavar="K,...", default="33", help="in blocks; tiles keep twice that (%(default)s)"
@@ -97,53 +91,49 @@ def add_profile(commands: Commands) -> None:
 
 def profile(args: argparse.Namespace) -> None:
     if args.report is not None:
-        from .report import document
+        from .tables import document
 
         print(document(each("--report", args.report, Path)), end="")
         return
     if (args.model is None) == (args.shape is None):
         raise ValueError("name either --model or --shape: `closecall profile --shape qwen2.5-7b-1m` needs no weights")
+    from .. import base
+
     make = _shape if args.shape is not None else _model
     bench = make(args)
-
-    from .. import runner
-
-    for warning in getattr(bench, "warnings", ()):
-        print(f"closecall: Warning: {warning}", file=sys.stderr, flush=True)
-    runner.run(bench, args.out, fresh=args.fresh)
+    base.run(bench, output_dir("--out", args.out), fresh=args.fresh)
 
 
 def _shared(args: argparse.Namespace, contexts: str, policies: str) -> dict[str, Any]:
     """What all kinds of profile take, read and checked."""
     from ..validate.device import pick
-    from . import variants
+    from . import policies as read
 
     return {
         "contexts": counts("--contexts", args.contexts or contexts),
-        "variants": variants.read(args.policies or policies, counts("--budgets", args.budgets)),
-        "threads": each("--threads", args.threads, _threads),
+        "policies": read.read(args.policies or policies, counts("--budgets", args.budgets)),
+        "threads": threads("--threads", args.threads),
         "rounds": count("--rounds")(args.rounds),
         "device": pick(args.device),
     }
 
 
 def _model(args: argparse.Namespace) -> Any:
-    shared = _shared(args, "2k,4k,8k", "topk,router,router-on-quest")
-    dtypes = each("--dtypes", args.dtypes, one_of("--dtypes", TYPES)) if args.dtypes else (None,)
-    if len(dtypes) > 1:
+    shared = _shared(args, "2k,4k,8k", ",".join(PROFILED))
+    types = dtypes("--dtypes", args.dtypes) if args.dtypes else (None,)
+    if len(types) > 1:
         raise ValueError(f"--dtypes {args.dtypes}: a model is loaded in one type; run the command once for each")
     from closecall.models.load import load_model, own_name
 
     from ...eval.subject import Subject
-    from ...report.compose import slug
     from .model_run import ModelProfile
 
     if args.model.split(":")[0] == "probe":
-        loaded = Subject.open(args.model, dtype=dtypes[0]).loaded
+        loaded = Subject.open(args.model, dtype=types[0]).loaded
         loaded.model.to(shared["device"].place)
     else:
-        loaded = load_model(args.model, dtype=dtypes[0], device=shared["device"].place)
-    return ModelProfile(loaded=loaded, name=f"profile-{slug(own_name(loaded.name))}", **shared)
+        loaded = load_model(args.model, dtype=types[0], device=shared["device"].place)
+    return ModelProfile(loaded=loaded, name=f"profile-{files.slug(own_name(loaded.name))}", **shared)
 
 
 def _heads(args: argparse.Namespace) -> dict[str, int | None]:
@@ -158,15 +148,15 @@ def _shape(args: argparse.Namespace) -> Any:
     from . import shapes
     from .shape_run import ShapeProfile
 
-    found = shapes.shape(args.shape)
-    shared = _shared(args, "32k,64k,128k", "topk,router,router-on-quest")
+    shape = shapes.shape(args.shape)
+    shared = _shared(args, "32k,64k,128k", ",".join(PROFILED))
     heads, rows = _heads(args), _all("--rows")(args.rows)
 
-    def part(context: int) -> shapes.Measured:
-        return shapes.measured(found, **heads, rows=rows, context=context)
+    def part(context: int) -> shapes.LayerPart:
+        return shapes.measured(shape, **heads, rows=rows, context=context)
 
-    dtypes = each("--dtypes", args.dtypes or "fp32,bf16", one_of("--dtypes", TYPES))
-    return ShapeProfile(shape=found, part=part, dtypes=dtypes, name=f"profile-{found.name}", **shared)
+    types = dtypes("--dtypes", args.dtypes or "fp32,bf16")
+    return ShapeProfile(shape=shape, part=part, dtypes=types, name=f"profile-{shape.name}", **shared)
 
 
 def add_pareto(commands: Commands) -> None:
@@ -186,8 +176,7 @@ def add_pareto(commands: Commands) -> None:
 
 def pareto(args: argparse.Namespace) -> None:
     from ...eval.store import Store
-    from ...report.compose import has_matplotlib
-    from . import pareto as made
+    from . import pareto as joining
 
     if args.profile is None:
         paths = tuple(sorted(Path("out/profile").glob("profile-*.json")))
@@ -195,17 +184,15 @@ def pareto(args: argparse.Namespace) -> None:
             raise ValueError("out/profile holds no profile: run `closecall profile`, or name one with --profile")
     else:
         paths = each("--profile", args.profile, Path)
-    profiles = made.walls(paths)
+    profiles = joining.walls(paths)
+    output_dir("--out", args.out)
+    models = None if args.models is None else each("--model", args.models, str)
     with Store(args.store, create=False) as store:
-        groups = made.join(store, profiles, None if args.models is None else each("--model", args.models, str))
-    page = made.page(groups, plots=has_matplotlib())
+        joined = joining.join(store, profiles, models, everything=args.profile is not None)
+    page = joining.page(joined)
     print(page.text(), end="")
-    written = page.write(args.out, "pareto")
-    (args.out / "pareto.json").write_text(made.to_json(groups))
-    print(f"written: {' '.join(map(str, [*written, args.out / 'pareto.json']))}", file=sys.stderr)
+    numbers = files.write(args.out / "pareto.json", joining.to_json(joined.groups))
+    written([*page.write(args.out, "pareto"), numbers])
 
 
-COMMANDS = (
-    add_profile,
-    add_pareto,
-)
+COMMANDS = (add_profile, add_pareto)

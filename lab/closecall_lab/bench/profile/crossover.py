@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...spine.inputs import size
+from ...spine.numbers import size
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...eval.panel import Spec
-from ...spine import plot
-from ...spine.inputs import size, threads
-from ...spine.plot import INK, QUIET
-from ...spine.results import Facts
-from ...spine.style import colour
-from . import report
-from .variants import UNATTACHED
+from ...spine.figure import frame, label, plain
+from ...spine.numbers import size, threads
+from ...spine.results import Facts, Measured
+from ...spine.style import INK, QUIET, colour
+from .. import over_context
+from . import tables
+from .policies import UNATTACHED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Measured = Sequence[tuple[Facts, Facts]]
 # What is stacked: the row's fields, the name in the legend, the colour.
 STACK = (
     (("summaries", "ranking", "rule", "indices"), "selection", "#d55e00"),
@@ -35,10 +33,10 @@ def both(name: str, machine: Facts, measured: Measured) -> dict[str, Figure]:
 
 def ratios(machine: Facts, measured: Measured) -> Figure:
     cell, _ = measured[0]
-    base = report.theirs(cell)
+    base = tables.theirs(cell)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     names: list[str] = []
-    for r in report.rows(measured):
+    for r in tables.rows(measured):
         at = rows.setdefault((r["context"], r["dtype"], r["threads"]), {k: r[k] for k in ("context", "dtype")})
         at["threads"] = threads(r["threads"])
         if r["name"] == UNATTACHED:
@@ -47,10 +45,10 @@ def ratios(machine: Facts, measured: Measured) -> Figure:
         names += [] if r["name"] in names else [r["name"]]
         at |= {r["name"]: r["over_unattached"], f"{r['name']} bound": r["bound_over_unattached"]}
     colours = {name: colour(Spec.parse(name.partition("@")[0]).preset) for name in names}
-    series = [plot.Series("floor", "attention free", QUIET, "", dashed=True)]
-    series += [plot.Series(f"{name} bound", None, colours[name], "", dashed=True) for name in names]
-    series += [plot.Series(name, name, colours[name], "os^Dvp"[i % 6]) for i, name in enumerate(names)]
-    return plot.walls(
+    series = [over_context.Series("floor", "attention free", QUIET, "", dashed=True)]
+    series += [over_context.Series(f"{name} bound", None, colours[name], "", dashed=True) for name in names]
+    series += [over_context.Series(name, name, colours[name], "os^Dvp"[i % 6]) for i, name in enumerate(names)]
+    return over_context.walls(
         title=f"Prefill time over {base}'s",
         subtitle=f"{cell['label']}\ndashed: what Amdahl's law allows; {machine['cpu']}",
         rows=list(rows.values()),
@@ -63,13 +61,11 @@ def stacked(machine: Facts, measured: Measured) -> Figure:
     """Types down, contexts across, a bar for each policy."""
     from matplotlib.patches import Patch
 
-    from ...report.figures import frame, plain
-
-    rows = report.rows(measured)
+    rows = tables.rows(measured)
     down = list(dict.fromkeys((r["dtype"], r["threads"]) for r in rows))
     across = sorted({r["context"] for r in rows})
     used = [part for part in STACK if any(r[key] for r in rows for key in part[0])]
-    legend = [Patch(color=shade, label=label) for _, label, shade in used]
+    legend = [Patch(color=shade, label=name) for _, name, shade in used]
     cell, _ = measured[0]
     about = f"{cell['label']}; seconds of a whole prefill, {machine['cpu']}"
     figure, grid = frame("Where prefill time goes", about, len(down), len(across), legend)
@@ -86,9 +82,9 @@ def stacked(machine: Facts, measured: Measured) -> Figure:
                 lengths = [sum(r[key] for key in keys) for r in mine]
                 axes.barh(range(len(mine)), lengths, left=left, color=shade, height=0.7)
                 left = [a + b for a, b in zip(left, lengths, strict=True)]
-            names = [report.shown_name(r) for r in mine] if j == 0 or not grid[i][0].get_visible() else [""] * len(mine)
+            names = [tables.shown_name(r) for r in mine] if j == 0 or not grid[i][0].get_visible() else [""] * len(mine)
             axes.set_yticks(range(len(mine)), names, fontsize=8, color=INK)
             axes.invert_yaxis()
-            axes.set_xlabel("seconds", color=QUIET, fontsize=8.5)
+            label(axes, "seconds")
     figure.subplots_adjust(left=1.9 / figure.get_size_inches()[0])
     return figure

@@ -8,30 +8,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from closecall.models import catalogue as panel
+from closecall.models import catalogue
 from closecall.models.load import own_name
 
 from ...eval.panel import Spec
 from ...eval.statistics import Estimate
 from ...eval.store import Store
+from ...eval.summary import Variant
 from ...report.gather import gather
 from ...report.tables import estimate
-from ...spine.inputs import size, threads
+from ...spine.figure import frame, handle, label, plain, shares
+from ...spine.numbers import size, threads
 from ...spine.page import Page, Section
-from ...spine.plot import INK, QUIET
 from ...spine.results import Facts
 from ...spine.results import Store as Results
+from ...spine.style import INK, QUIET, looks
 from ...spine.table import Column, Table
-from . import report
+from . import tables
+from .policies import DENSE
 from .shapes import ALIASES
-from .variants import DENSE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUALITY = 0.80  # of dense's accuracy: the paper's line for a win
 TIE = 0.02  # walls that differ by less are equal: single figures move by as much from run to run
-Variant = tuple[str, int]
+Profiles = dict[tuple[str, int], dict["Kind", dict[Variant, "Wall"]]]  # by model and context, by kind
 Kind = tuple[str, int, str]  # type, threads, device
 
 
@@ -66,6 +68,11 @@ class Point:
         return self.accuracy.value / self.dense_accuracy
 
     @property
+    def sure(self) -> bool:
+        """Whether even the low end of the accuracy's interval keeps the quality."""
+        return self.accuracy is not None and self.accuracy.low >= QUALITY * (self.dense_accuracy or 0)
+
+    @property
     def complete(self) -> bool:
         return self.accuracy is not None and self.wall is not None
 
@@ -85,19 +92,20 @@ class Point:
             return "loses quality"
         over_sdpa, over_dense = self.wall.over_sdpa, self.wall.over_dense
         if over_sdpa < 1 - TIE:
-            return "Pareto win" if over_dense < 1 - TIE else "wins over SDPA, not over our dense kernel"
+            won = "Pareto win" if over_dense < 1 - TIE else "wins over SDPA only"
+            return won if self.sure else f"{won}, perhaps"
         return "keeps quality, loses speed" if over_sdpa > 1 + TIE else "keeps quality, ties speed"
 
 
 def _model(name: str) -> str:
     """One name for a model, whichever of its names was typed."""
-    known = panel.find(ALIASES.get(name.lower(), name))
+    known = catalogue.find(ALIASES.get(name.lower(), name))
     return known.name if known else own_name(name)
 
 
-def walls(paths: Sequence[Path]) -> dict[tuple[str, int], dict[Kind, dict[Variant, Wall]]]:
+def walls(paths: Sequence[Path]) -> Profiles:
     """By model and context, by type, threads and device. Where a cell is there twice, the later one counts."""
-    found: dict[tuple[str, int], dict[Kind, dict[Variant, Wall]]] = {}
+    found: Profiles = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"no such profile: {path}. `closecall profile --out {path.parent} ...` makes one")
@@ -111,7 +119,7 @@ def walls(paths: Sequence[Path]) -> dict[tuple[str, int], dict[Kind, dict[Varian
                 (spec, budget): (spec if not budget else f"{spec}@{budget}") for spec, budget, _ in cell["variants"]
             }
             for variant, name in named.items():
-                row = report.row(cell, record["result"], name)
+                row = tables.row(cell, record["result"], name)
                 here[variant] = Wall(row["over_unattached"], row["over_dense"])
     if not found:
         raise ValueError(
@@ -135,46 +143,52 @@ def _better(a: Point, b: Point) -> bool:
     return all(x >= y for x, y in pairs) and any(x > y for x, y in pairs)
 
 
-def join(
-    store: Store, profiles: dict[tuple[str, int], dict[Kind, dict[Variant, Wall]]], models: Sequence[str] | None
-) -> list[list[Point]]:
-    """One list for each model, task, context and kind of profile; what has only one of the two numbers included."""
+@dataclass(frozen=True)
+class Joined:
+    """Points, one list for each model, task, context and kind of profile; and what there is to say about them."""
+
+    groups: list[list[Point]]
+    notes: list[str]
+
+
+def join(store: Store, profiles: Profiles, models: Sequence[str] | None, *, everything: bool = True) -> Joined:
+    """Accuracies and walls, by model, context, policy and budget; what has only one of the two numbers included.
+
+    A policy that was evaluated but not profiled never costs the others examples: where it ran fewer, it is left out.
+    `everything` also lists profiles of models that the store knows nothing of.
+    """
     names = {fingerprint: _model(str(facts["name"])) for fingerprint, facts in store.models().items()}
-    found: list[list[Point]] = []
+    timed_somewhere = {v for kinds in profiles.values() for timed in kinds.values() for v in timed}
+    gathered = gather(store, models=models, first=timed_somewhere)
+    groups: list[list[Point]] = []
+    notes = list(gathered.notes)
     evaluated = set()
-    for setting in gather(store, models=models).settings:
+    for setting in gathered.settings:
         place = (names[setting.fingerprint], setting.context)
         evaluated.add(place)
+        where = f"{setting.model}, {setting.task}, {size(setting.context)}"
+        notes += [f"{where}: {note}" for note in setting.notes if "left out" in note or "nothing to compare" in note]
         accuracies = {f.variant: f.accuracy for f in setting.findings}
         dense = accuracies[DENSE, 0].value if (DENSE, 0) in accuracies else None
         kinds: dict[Kind | None, dict[Variant, Wall]] = dict(profiles.get(place, {}).items()) or {None: {}}
         for kind, timed in kinds.items():
-            variants = [*accuracies, *(v for v in timed if v not in accuracies)]
-            found.append(
-                frontier(
-                    [
-                        Point(
-                            setting.model,
-                            setting.task,
-                            setting.context,
-                            kind,
-                            *v,
-                            accuracies.get(v),
-                            dense,
-                            timed.get(v),
-                        )
-                        for v in variants
-                    ]
-                )
-            )
-    wanted = None if models is None else {_model(m) for m in models}
+            points = [
+                Point(setting.model, setting.task, setting.context, kind, *v, accuracies.get(v), dense, timed.get(v))
+                for v in dict.fromkeys([*accuracies, *timed])
+            ]
+            groups.append(frontier(points))
+    wanted = None if everything else set(names.values())
+    wanted = wanted if models is None else set(map(_model, models))
+    unrelated = sorted({model for model, _ in profiles if wanted is not None and model not in wanted})
+    if unrelated and models is None:
+        notes.append(f"Profiles of models that the store does not have are left out: {', '.join(unrelated)}.")
     for (model, context), timings in profiles.items():
-        if (model, context) not in evaluated and (wanted is None or model in wanted):
-            found += [
+        if (model, context) not in evaluated and model not in unrelated:
+            groups += [
                 [Point(model, None, context, kind, *v, None, None, wall) for v, wall in timed.items()]
                 for kind, timed in timings.items()
             ]
-    return [group for group in found if group]
+    return Joined([group for group in groups if group], notes)
 
 
 def _budget(p: Point) -> str | None:
@@ -185,13 +199,9 @@ def _budget(p: Point) -> str | None:
 
 
 COLUMNS = (
-    Column("model", lambda r: r["p"].model, left=True),
-    Column("context", lambda r: size(r["p"].context)),
-    Column("task", lambda r: r["p"].task, left=True),
-    Column("type", lambda r: r["p"].kind and r["p"].kind[0], left=True),
-    Column("threads", lambda r: r["p"].kind and r["p"].kind[1]),
     Column("policy", lambda r: r["p"].policy, left=True),
     Column("budget (tile budget)", lambda r: _budget(r["p"]), left=True),
+    Column("questions", lambda r: r["p"].accuracy and r["p"].accuracy.n),
     Column("accuracy", lambda r: estimate(r["p"].accuracy)),
     Column("of dense's", lambda r: r["p"].quality, ".2f"),
     Column("wall vs SDPA", lambda r: r["p"].wall and r["p"].wall.over_sdpa, ".2f"),
@@ -202,26 +212,25 @@ COLUMNS = (
 NOTES = (
     "accuracy: from the evaluation store, 95% interval. wall: the whole prefill over that of the same model with torch "
     "SDPA, and over that with our own kernel run dense, from the profile.",
-    f"Pareto win: faster than both by more than {TIE:.0%}, at {QUALITY:.0%} of dense's accuracy or more.",
+    f"Pareto win: faster than both by more than {TIE:.0%}, at {QUALITY:.0%} of dense's accuracy or more. wins over "
+    "SDPA only: not over our dense kernel. perhaps: the accuracy's interval reaches below that.",
     "frontier: no other policy of the same setting is as accurate and as fast, and better in one of the two.",
 )
 
 
-def table(groups: Sequence[Sequence[Point]]) -> Table:
-    return Table("Speed and accuracy", COLUMNS, [{"p": p} for group in groups for p in group], NOTES)
-
-
 def _where(p: Point) -> str:
     kind = f", {p.kind[0]}, {threads(p.kind[1])}" if p.kind else ""
-    return f"{p.model}, {p.task}, {size(p.context)}{kind}"
+    return f"{p.model}, {p.task or 'not evaluated'}, {size(p.context)}{kind}"
+
+
+def table(group: Sequence[Point]) -> Table:
+    """The policies of one model, task, context and kind of profile."""
+    return Table(_where(group[0]), COLUMNS, [{"p": p} for p in group], keys=2)
 
 
 def figure(groups: Sequence[Sequence[Point]]) -> Figure | None:
     """Accuracy over wall ratio, with the frontier as a line. None where no policy has both numbers."""
     from matplotlib.lines import Line2D
-
-    from ...report.figures import frame, handle, plain, shares
-    from ...spine.style import looks
 
     shown = [[p for p in group if p.complete] for group in groups]
     shown = [group for group in shown if group]
@@ -249,8 +258,8 @@ def figure(groups: Sequence[Sequence[Point]]) -> Figure | None:
             )  # fmt: skip
         axes.axvline(1, color=INK, linewidth=1, zorder=1)
         axes.set_xlim(left=0)
-        axes.set_xlabel("prefill time, as a part of SDPA's", color=QUIET, fontsize=8.5)
-    grid[0][0].set_ylabel("accuracy", color=QUIET, fontsize=8.5)
+        label(axes, "prefill time, as a part of SDPA's")
+    label(grid[0][0], y="accuracy")
     return made
 
 
@@ -261,16 +270,13 @@ def _spot(p: Point) -> tuple[float, float]:
     return p.wall.over_sdpa, p.accuracy.value
 
 
-def page(groups: Sequence[Sequence[Point]], *, plots: bool) -> Page:
-    drawn = figure(groups) if plots else None
+def page(joined: Joined) -> Page:
+    drawn = figure(joined.groups)
     pictures = {"pareto-frontier": drawn} if drawn is not None else {}
-    section = Section("Every policy", tables=[table(groups)], figures=list(pictures))
-    missing = sum(not p.complete for group in groups for p in group)
-    lead = (
-        [f"{missing} rows have only one of the two numbers; they are listed, and not in the picture."]
-        if missing
-        else []
-    )
+    section = Section("Every policy", tables=[table(group) for group in joined.groups], figures=list(pictures))
+    missing = sum(not p.complete for group in joined.groups for p in group)
+    only = f"{missing} rows have only one of the two numbers; they are listed, and not in the picture."
+    lead = [*NOTES, *([only] if missing else []), *joined.notes]
     return Page("closecall pareto", lead, [section], pictures, {"pareto-frontier": "Accuracy over prefill time"})
 
 

@@ -21,7 +21,7 @@ from closecall.ranking import Ranked
 from closecall.selection import Selection
 from closecall.summaries import Summaries
 
-from ...spine.stopwatch import around_attention
+from .hooks import around_attention
 
 SELECTION = ("summaries", "ranking", "rule", "indices")
 ATTENTION = (*SELECTION, "attend", "around")  # all that happens inside the attention function

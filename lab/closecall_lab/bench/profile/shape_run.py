@@ -7,25 +7,21 @@ independent of each other, and everything else on some of the rows, in which it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from closecall.backends import cpu
-from closecall.hf.attach import Handle
 from closecall.models.entry import Shape
 
-from ...spine import inputs
-from ...spine.results import Facts
+from ...spine.results import Facts, Measured
 from ...spine.table import Table
-from ..validate.device import Cpu, Device
-from . import figures, layer, report
-from .model_run import attached, clock, kept, mebibytes, unattached
+from ..base import label
+from . import figures, layer, tables
 from .parts import PARTS, Lap
-from .shapes import Measured, check_room
-from .turns import Prefill, take_turns
-from .variants import DENSE, UNATTACHED, Variant
+from .policies import DENSE, UNATTACHED
+from .prefills import Prefills, Profile
+from .shapes import LayerPart, check_room
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,19 +49,13 @@ class Factors:
         return found
 
 
-@dataclass(frozen=True)
-class ShapeProfile:
-    """Every context and type is a cell; baselines, policies, and the rest of a layer take turns in it."""
+@dataclass(frozen=True, kw_only=True)
+class ShapeProfile(Profile):
+    """Baselines, policies, and the rest of a layer take turns in a cell."""
 
     shape: Shape
-    contexts: tuple[int, ...]
     dtypes: tuple[str, ...]
-    variants: tuple[Variant, ...]
-    threads: tuple[int, ...]
-    rounds: int
-    part: Callable[[int], Measured]  # what is measured, by context
-    name: str = "profile"
-    device: Device = field(default_factory=Cpu)
+    part: Callable[[int], LayerPart]  # what is measured, by context
 
     def __post_init__(self) -> None:
         for dtype in self.dtypes:
@@ -73,20 +63,13 @@ class ShapeProfile:
                 check_room(self.shape, context, dtype, self.part(context), self.device)
 
     def cells(self) -> list[Facts]:
-        import transformers
-
-        shared = {
+        shared = self.shared() | {
             "what": "shape",
             "model": self.shape.name,
             "label": f"one layer of {self.shape.name}'s dimensions, random weights",
             "layers": self.shape.layers,
             "full_layers": self.shape.full_layers,
-            "device": self.device.facts()["device"],
             "unattached": "sdpa",
-            "transformers": transformers.__version__,
-            "variants": [v.to_json() for v in self.variants],
-            "tier": cpu.tier() if cpu.tiers() else None,
-            "rounds": self.rounds,
         }
         return [
             {"context": n, "dtype": dtype, "threads": t, "part": vars(self.part(n)), **shared}
@@ -96,83 +79,78 @@ class ShapeProfile:
         ]
 
     def label(self, cell: Facts) -> str:
-        return f"{self.shape.name} {inputs.size(cell['context'])} {cell['dtype']}, {inputs.threads(cell['threads'])}"
+        return f"{self.shape.name} {label(cell)}"
 
     def guess(self, cell: Facts) -> float:
-        part = Measured(**cell["part"])
+        part = LayerPart(**cell["part"])
         speed = 80e9 * cell["threads"]
         head = 2 * cell["context"] ** 2 * self.shape.head_dim / speed
-        sparse = (len(self.variants) - 1) * part.q_heads * min(1.0, 12e3 / cell["context"])
+        sparse = (len(self.policies) - 1) * part.q_heads * min(1.0, 12e3 / cell["context"])
         rest = 2 * self.shape.weights / self.shape.layers * part.rows / speed
-        alone = 1 + len(self.variants) if part.whole(self.shape, cell["context"]) else 1
+        alone = 1 + len(self.policies) if part.whole(self.shape, cell["context"]) else 1
         return float(self.rounds * (head * (2 * part.dense_heads + sparse) + rest * alone))
 
     def measure(self, cell: Facts) -> Facts:
         torch.set_num_threads(cell["threads"])
-        part, context = Measured(**cell["part"]), cell["context"]
+        part, context = LayerPart(**cell["part"]), cell["context"]
         run = _whole_layer if part.whole(self.shape, context) else _parts_of_a_layer
         return run(self, part, context, cell["dtype"])
 
-    def table(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> Table:
-        return report.walls(machine, measured)
+    def table(self, machine: Facts, measured: Measured) -> Table:
+        return tables.walls(machine, measured, self.warnings)
 
-    def figures(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> dict[str, Figure]:
+    def figures(self, machine: Facts, measured: Measured) -> dict[str, Figure]:
         return figures.both(self.name, machine, measured)
 
 
-def _other_layer(bench: ShapeProfile, rows: int, dtype: str) -> list[Prefill]:
-    if bench.shape.full_layers == bench.shape.layers:
-        return []
-    model = layer.linear(bench.shape, rows, dtype, bench.device.place)
-    call = layer.prefill(model, layer.embeddings(model, rows))
-    return [Prefill.named(LINEAR, unattached(model, call, clock(bench.device)))]
+def _add_other_layer(prefills: Prefills, bench: ShapeProfile, rows: int, dtype: str) -> None:
+    """Of a hybrid, one of the layers without full attention."""
+    if bench.shape.full_layers < bench.shape.layers:
+        model = layer.linear(bench.shape, rows, dtype, bench.device.place)
+        prefills.add(model, layer.prefill(model, layer.embeddings(model, rows)), LINEAR)
 
 
-def _whole_layer(bench: ShapeProfile, part: Measured, context: int, dtype: str) -> Facts:
+def _whole_layer(bench: ShapeProfile, part: LayerPart, context: int, dtype: str) -> Facts:
     model = layer.whole(bench.shape, context, dtype, bench.device.place)
-    return _measure(bench, part, context, dict.fromkeys(_names(bench), model), _other_layer(bench, context, dtype))
+    prefills = Prefills(bench.device)
+    _add_other_layer(prefills, bench, context, dtype)
+    return _measure(bench, part, context, dict.fromkeys(_names(bench), model), prefills)
 
 
-def _parts_of_a_layer(bench: ShapeProfile, part: Measured, context: int, dtype: str) -> Facts:
-    place = bench.device.place
+def _parts_of_a_layer(bench: ShapeProfile, part: LayerPart, context: int, dtype: str) -> Facts:
+    place, prefills = bench.device.place, Prefills(bench.device)
     model = layer.whole(bench.shape, part.rows, dtype, place)
-    call = layer.prefill(model, layer.embeddings(model, part.rows))
-    others = [Prefill.named(REST, unattached(model, call, clock(bench.device)))]
-    others += _other_layer(bench, part.rows, dtype)
+    prefills.add(model, layer.prefill(model, layer.embeddings(model, part.rows)), REST)
+    _add_other_layer(prefills, bench, part.rows, dtype)
     grouped = layer.attention_only(bench.shape, part.q_heads, part.kv_heads, context, dtype, place)
     models = dict.fromkeys(_names(bench), grouped)
     if part.dense_heads != part.q_heads:
         alone = layer.attention_only(bench.shape, part.dense_heads, 1, context, dtype, place)
         models |= dict.fromkeys((UNATTACHED, DENSE), alone)
-    return _measure(bench, part, context, models, others)
+    return _measure(bench, part, context, models, prefills)
 
 
 def _names(bench: ShapeProfile) -> list[str]:
-    return [UNATTACHED, *(v.name for v in bench.variants)]
+    return [UNATTACHED, *(p.name for p in bench.policies)]
 
 
-def _measure(bench: ShapeProfile, part: Measured, context: int, models: dict[str, Any], others: list[Prefill]) -> Facts:
-    at = clock(bench.device)
+def _measure(bench: ShapeProfile, part: LayerPart, context: int, models: dict[str, Any], prefills: Prefills) -> Facts:
+    """`prefills` has the parts of a layer that are measured apart; the contenders join them here."""
     calls = {id(m): layer.prefill(m, layer.embeddings(m, context)) for m in models.values()}
-    told: dict[str, Handle] = {}
-    contenders = [Prefill.named(UNATTACHED, unattached(models[UNATTACHED], calls[id(models[UNATTACHED])], at))]
-    for v in bench.variants:
-        model = models[v.name]
-        contenders.append(Prefill.named(v.name, attached(model, calls[id(model)], at, v, told)))
-    samples = take_turns([*contenders, *others], bench.rounds, bench.device)
+    prefills.add(models[UNATTACHED], calls[id(models[UNATTACHED])])
+    for profiled in bench.policies:
+        model = models[profiled.name]
+        prefills.add_attached(model, calls[id(model)], profiled)
+    result = prefills.measure(bench.rounds, describe(bench.shape, part, context))
     factors = {name: factors_of(bench.shape, part, context, name) for name in models}
-    return {
-        "rounds": samples.rounds,
-        "laps": multiply(samples.laps, factors),
-        "as_measured": samples.laps,
-        "factors": {name: vars(found) for name, found in factors.items()},
-        "kept": kept(told),
-        "extra_mib": mebibytes(samples),
-        "measured": describe(bench.shape, part, context),
+    return result | {
+        "laps": multiply(result["laps"], factors),
+        "as_measured": result["laps"],
+        "factors": {name: vars(by) for name, by in factors.items()},
     }
 
 
-def factors_of(shape: Shape, part: Measured, context: int, name: str) -> Factors:
+def factors_of(shape: Shape, part: LayerPart, context: int, name: str) -> Factors:
     dense = name in (UNATTACHED, DENSE)
     query = shape.q_heads / (part.dense_heads if dense else part.q_heads)
     key = shape.kv_heads / (part.kv_heads if not dense or part.dense_heads == part.q_heads else 1)
@@ -181,15 +159,15 @@ def factors_of(shape: Shape, part: Measured, context: int, name: str) -> Factors
 
 def multiply(laps: dict[str, list[Lap]], factors: dict[str, Factors]) -> dict[str, list[Lap]]:
     """Laps of the whole model, round by round: what a contender did in attention, with the rest of that round."""
-    found: dict[str, list[Lap]] = {}
+    whole: dict[str, list[Lap]] = {}
     for name, by in factors.items():
         rests = [lap["rest"] for lap in laps.get(REST, laps[name])]
         linears = [lap["rest"] for lap in laps[LINEAR]] if LINEAR in laps else [0.0] * len(rests)
-        found[name] = [by.scaled(*given) for given in zip(laps[name], rests, linears, strict=True)]
-    return found
+        whole[name] = [by.scaled(*lap) for lap in zip(laps[name], rests, linears, strict=True)]
+    return whole
 
 
-def describe(shape: Shape, part: Measured, context: int) -> list[str]:
+def describe(shape: Shape, part: LayerPart, context: int) -> list[str]:
     """Exactly what was measured and what was multiplied, in sentences."""
     said = []
     if part.whole(shape, context):

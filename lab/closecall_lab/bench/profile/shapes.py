@@ -1,38 +1,37 @@
-"""Shapes of models by name, and what one layer of each needs in memory.
-
-The dimensions are those of `closecall.models`; only what it lacks is here.
-"""
+"""Shapes of models by name, how much of a layer is measured, and what that needs in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from closecall.models import catalogue as panel
+from closecall.info import DTYPES
+from closecall.models import catalogue
 from closecall.models.catalogue import SHAPES
-from closecall.models.catalogue import shape as gpu_shape
+from closecall.models.catalogue import shape as known_shape
 from closecall.models.entry import Entry, Shape
 from closecall.registry import unknown
 
 from ..validate.device import Device
 
-ALIASES = {"llama-3-8b": "llama-3.1-8b", "qwen3.6-35b-a3b": "qwen3.6-35b"}  # Llama 3 and 3.1 have the same dimensions
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# Llama 3 and 3.1 have the same dimensions.
+ALIASES = {"llama-3-8b": "llama-3.1-8b", "qwen3.6-35b-a3b": "qwen3.6-35b"}
+NAMES = (*SHAPES, *ALIASES)
 
 
 def shape(name: str) -> Shape:
     """The shape by its catalogue name, its hub id, or an alias."""
     try:
-        return gpu_shape(ALIASES.get(name.lower(), name))
+        return known_shape(ALIASES.get(name.lower(), name))
     except ValueError:
-        raise unknown("shape", name, {*SHAPES, *ALIASES}) from None
+        raise unknown("shape", name, NAMES) from None
 
 
 def entry(found: Shape) -> Entry:
-    return panel.get(found.name)
+    return catalogue.get(found.name)
 
 
 @dataclass(frozen=True)
-class Measured:
+class LayerPart:
     """How much of a layer is measured: the rest is multiplied.
 
     Policies run on `q_heads` query heads over `kv_heads` key heads, dense baselines on `dense_heads` query heads over
@@ -57,7 +56,7 @@ def measured(
     dense_heads: int | None,
     rows: int | None,
     context: int,
-) -> Measured:
+) -> LayerPart:
     """From the options; `groups` None is all of them, `rows` None the whole context, the others None a whole group."""
     group = found.q_heads // found.kv_heads
     kv_heads = found.kv_heads if groups is None else groups
@@ -76,7 +75,7 @@ def measured(
         raise ValueError("--dense-heads measures a part of a layer: leave it out where the whole layer is measured")
     if dense_heads is None:
         dense_heads = q_heads
-    return Measured(q_heads, kv_heads, dense_heads, min(rows or context, context))
+    return LayerPart(q_heads, kv_heads, dense_heads, min(rows or context, context))
 
 
 def layer_weights(found: Shape) -> int:
@@ -90,9 +89,9 @@ def layer_weights(found: Shape) -> int:
     return attention + found.hidden * found.head_dim * found.q_heads + experts * 3 * found.hidden * width
 
 
-def bytes_needed(found: Shape, context: int, dtype: str, part: Measured) -> int:
+def bytes_needed(found: Shape, context: int, dtype: str, part: LayerPart) -> int:
     """About what measuring a layer allocates at its peak: weights, and the largest tensors that live together."""
-    size = BYTES[dtype]
+    size = DTYPES[dtype].itemsize
     if found.mixed:
         from .layer import mixed_widths
 
@@ -108,7 +107,7 @@ def bytes_needed(found: Shape, context: int, dtype: str, part: Measured) -> int:
     return layers * layer_weights(found) * size + activations
 
 
-def check_room(found: Shape, context: int, dtype: str, part: Measured, device: Device) -> None:
+def check_room(found: Shape, context: int, dtype: str, part: LayerPart, device: Device) -> None:
     """Refuses before anything is allocated."""
     refuse(f"{found.name} at {context} tokens in {dtype}", bytes_needed(found, context, dtype, part), device)
 

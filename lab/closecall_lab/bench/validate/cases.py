@@ -15,8 +15,9 @@ from torch import Tensor
 from closecall.info import DTYPES
 from closecall.policy import Policy, accepted, policy
 
+from ...spine.numbers import TYPES
+
 POLICIES = ("dense", "topk", "quest", "router", "router-on-quest")  # the paper's
-TYPES = ("fp32", "bf16", "fp16")
 SMALL = {"budget": 3}  # tile budget 6 of 14 blocks, 12 where triggered: something is cut at both
 FAR = 2**31 + 64  # elements between two heads: past 32-bit offsets
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ...spine.numbers import TYPES
 from ...spine.options import count, counts, each, one_of
-from ..cli import TYPES
 
 Commands = Any  # argparse's sub-parser collection, whose type is private
 

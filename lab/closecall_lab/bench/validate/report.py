@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...spine import inputs
+from ...spine import numbers
 from ...spine.results import Facts
 from ...spine.table import Column, Table
 from . import speed
@@ -64,9 +64,9 @@ CHECKED = (
 )
 
 TIMED = (
-    Column("context", lambda r: inputs.size(r["context"])),
+    Column("context", lambda r: numbers.size(r["context"])),
     Column("policy", lambda r: NAMES.get(r["name"], r["name"]), left=True),
-    Column("attention ms", lambda r: inputs.three_digits(r["ms"])),
+    Column("attention ms", lambda r: numbers.three_digits(r["ms"])),
     Column("of it selection", lambda r: r["select_share"], ".1%"),
     Column("attention vs dense", lambda r: r["over_sdpa"], ".2f"),
     Column("vs our dense", lambda r: r["over_our_dense"], ".2f"),
@@ -101,10 +101,10 @@ def times(machine: Facts, measured: Measured, settings: speed.Speed, backend: st
     rounds = min((result["rounds"] for _, result in measured if "rounds" in result), default=0)
     forms = sorted({result["sdpa_form"] for _, result in measured if "sdpa_form" in result})
     no_flex = sorted({result["flex_problem"] for _, result in measured if "flex_problem" in result})
-    failed = [f"{inputs.size(cell['context'])}: {result['problem']}" for cell, result in measured if result["problem"]]
+    failed = [f"{numbers.size(cell['context'])}: {result['problem']}" for cell, result in measured if result["problem"]]
     clock = "by events on the device's stream" if machine.get("capability") else "by the monotonic clock"
     rest = ", ".join(
-        f"{inputs.size(cell['context'])} {inputs.three_digits(result['rest_ms'])} ms"
+        f"{numbers.size(cell['context'])} {numbers.three_digits(result['rest_ms'])} ms"
         for cell, result in measured
         if "rest_ms" in result
     )

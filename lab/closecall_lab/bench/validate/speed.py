@@ -27,7 +27,7 @@ from closecall.info import DTYPES
 from closecall.policy import Policy, policy
 from closecall.selection import Selection
 
-from ...spine import inputs
+from ...spine import inputs, numbers
 from ...spine.results import Facts
 from ...spine.timing import Contender, Samples, interleave
 from .cases import POLICIES
@@ -72,7 +72,7 @@ class Speed:
 
 def label(cell: Facts) -> str:
     return (
-        f"timing {inputs.size(cell['context'])} {cell['dtype']} D={cell['dim']}, "
+        f"timing {numbers.size(cell['context'])} {cell['dtype']} D={cell['dim']}, "
         f"{cell['heads']} heads on {cell['kv_heads']}"
     )
 

@@ -178,11 +178,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _draw(directory: Path, answers: Any) -> list[str]:
-    """The answers as a picture; none where matplotlib is not installed or no policy ran everywhere."""
-    from ...report.compose import has_matplotlib
+    """The answers as a picture; none where no policy ran everywhere."""
     from .figure import picture
 
-    if not has_matplotlib() or not answers.tallies:
+    if not answers.tallies:
         return []
     picture(answers.tallies, len({g.model for g in answers.groups})).savefig(directory / "compare.png")
     return ["compare.png"]
@@ -213,7 +212,8 @@ def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any
     """Timed on a captured layer where there is one, else on standard normal numbers at the longest context."""
     import torch
 
-    from ...spine.inputs import qkv, threads
+    from ...spine.inputs import qkv
+    from ...spine.numbers import threads
     from ..runner import log
     from . import cost
 

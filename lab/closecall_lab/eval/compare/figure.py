@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...report.figures import LEFT, frame, plain, row, widen
-from ...spine.plot import INK
-from ...spine.style import looks
+from ...spine.figure import LEFT, frame, plain, row, widen
+from ...spine.style import INK, looks
 from ..panel import Spec
 from .ring import Tally
 

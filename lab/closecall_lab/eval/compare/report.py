@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...spine.inputs import three_digits
+from ...spine.numbers import three_digits
 from ...spine.table import Column, Table
 from ..matched import TOLERANCE
 from ..summary import Group, Line, where

@@ -1,31 +1,49 @@
-"""How time and memory grow with context, from 8K to a million tokens, on one group of heads."""
+"""Times selection and attention over whole prompts, and measures their memory, from 8K to a million tokens, and fits
+exponents. Dense attention of long prompts, which would take hours, is measured on fewer rows and multiplied, and marked
+so. Finished cells are kept: the same command goes on."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from closecall.api import attend, attention, select
-from closecall.backends import cpu
 from closecall.info import DTYPES
 from closecall.policy import Policy
 
-from ..spine import inputs
-from ..spine.results import Facts
-from ..spine.table import Table
-from ..spine.timing import LEAST_ROUNDS, Contender, interleave
-from . import growth_report
-from .profile.variants import Variant
-from .validate.device import Cpu
+from ...spine import inputs
+from ...spine.numbers import mebibytes
+from ...spine.results import Facts, Measured
+from ...spine.table import Table
+from ...spine.timing import LEAST_ROUNDS, Contender, interleave
+from .. import growth_report
+from ..base import Benchmark, TensorBenchmark
+from ..profile.policies import ProfiledPolicy, read
+from ..validate.device import Cpu
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+HELP = "time, memory and selection's share from 8K to a million tokens"
+FULL = {"contexts": "8k,16k,32k,64k,128k,256k,512k,1024k", "dims": "128", "threads": "1", "heads": "4", "kv_heads": "1",
+        "budget": "33", "seconds": 20.0, "repeats": "15"}  # fmt: skip
+QUICK = FULL | {"contexts": "8k,16k,32k", "seconds": 4.0}
 WHOLE = 16 * 1024  # tokens up to which dense attention runs whole; beyond, on so many rows that it costs as much
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policies", metavar="NAME,...", default="router-on-quest:pool=8,auto:pool=8", help="(%(default)s)"
+    )
+
+
+def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
+    return GrowthBench(policies=read(args.policies, (shared.pop("budget"),), dense=False), **shared)
 
 
 def dense_rows(context: int) -> int:
@@ -34,92 +52,68 @@ def dense_rows(context: int) -> int:
 
 
 @dataclass(frozen=True)
-class GrowthBench:
+class GrowthBench(TensorBenchmark):
     """Every context, type and thread count is a cell; all policies and the two dense baselines take turns in it.
 
     Dense attention of a long prompt would take hours. It runs on rows from the middle, which see half of the keys as
     rows do on average, and its time is multiplied by context / rows.
     """
 
-    contexts: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    dims: tuple[int, ...]
-    threads: tuple[int, ...]
-    variants: tuple[Variant, ...]
-    heads: int
-    kv_heads: int
-    repeats: int
-    seconds: float
-    name: str = "growth"
+    policies: tuple[ProfiledPolicy, ...]
+    name = "growth"
+    threads_apart = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         there = Cpu().free_bytes()
         for cell in self.cells():
-            needed = bytes_needed(cell, [v.policy for v in self.variants])
+            needed = bytes_needed(cell, [p.policy for p in self.policies])
             if there is not None and needed > there:
                 raise ValueError(
                     f"{self.label(cell)} needs about {needed:,} bytes of memory and {there:,} are there: use shorter "
                     "--contexts, fewer --heads, or --dtypes bf16"
                 )
 
-    def cells(self) -> list[Facts]:
-        shared = {
-            "what": "growth",
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "variants": [v.to_json() for v in self.variants],
-            "tier": cpu.tier() if cpu.tiers() else None,
-            "repeats": self.repeats,
-            "seconds": self.seconds,
-        }
-        return [
-            {"context": n, "dtype": dtype, "dim": dim, "threads": t, **shared}
-            for n in sorted(self.contexts)
-            for t in self.threads
-            for dim in self.dims
-            for dtype in self.dtypes
-        ]
-
-    def label(self, cell: Facts) -> str:
-        return f"{inputs.size(cell['context'])} {cell['dtype']} D={cell['dim']}, {inputs.threads(cell['threads'])}"
+    def shared(self) -> Facts:
+        return super().shared() | {"what": "growth", "variants": [p.to_json() for p in self.policies]}
 
     def guess(self, cell: Facts) -> float:
         n, dense = cell["context"], WHOLE**2 / 2
-        pairs = 2 * dense + len(self.variants) * n * min(n / 2, 6000 + n / 64)
+        pairs = 2 * dense + len(self.policies) * n * min(n / 2, 6000 + n / 64)
         once = 4 * cell["heads"] * pairs * cell["dim"] / (80e9 * cell["threads"])
         return float(5 + max(cell["seconds"], LEAST_ROUNDS * once))
 
     def measure(self, cell: Facts) -> Facts:
         torch.set_num_threads(cell["threads"])
-        n, threads = cell["context"], cell["threads"]
+        n, count = cell["context"], cell["threads"]
         q, k, v = inputs.qkv(cell["heads"], cell["kv_heads"], n, n, cell["dim"], cell["dtype"])
         form, sdpa, dense = baselines(q, k, v)
-        contenders = [Contender.of("sdpa", sdpa, threads), Contender.of("dense", dense, threads)]
-        contenders += [_ours(variant, q, k, v, threads) for variant in self.variants]
+        contenders = [Contender.of("sdpa", sdpa, count), Contender.of("dense", dense, count)]
+        contenders += [_ours(profiled, q, k, v, count) for profiled in self.policies]
         samples = interleave(contenders, seconds=cell["seconds"], most_rounds=cell["repeats"])
-        kept = {variant.name: select(q, k, variant.policy).effective_budget for variant in self.variants}
+        kept = {profiled.name: select(q, k, profiled.policy).effective_budget for profiled in self.policies}
         return {
             "rounds": samples.rounds,
             "laps": samples.laps,
             "dense_rows": dense_rows(n),
             "sdpa_form": form,
             "kept": kept,
-            "extra_mib": {name: None if x is None else x / 2**20 for name, x in samples.extra_bytes.items()},
+            "extra_mib": {name: mebibytes(x) for name, x in samples.extra_bytes.items()},
         }
 
-    def table(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> Table:
+    def table(self, machine: Facts, measured: Measured) -> Table:
         return growth_report.table(machine, measured)
 
-    def figures(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> dict[str, Figure]:
+    def figures(self, machine: Facts, measured: Measured) -> dict[str, Figure]:
         return {self.name: growth_report.figure(machine, measured)}
 
 
-def _ours(variant: Variant, q: Tensor, k: Tensor, v: Tensor, threads: int) -> Contender:
+def _ours(profiled: ProfiledPolicy, q: Tensor, k: Tensor, v: Tensor, threads: int) -> Contender:
     steps: dict[str, Callable[..., object]] = {
-        "select": lambda _: select(q, k, variant.policy),
+        "select": lambda _: select(q, k, profiled.policy),
         "attend": lambda selection: attend(q, k, v, selection),
     }
-    return Contender(variant.name, steps, threads)
+    return Contender(profiled.name, steps, threads)
 
 
 def baselines(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Callable[[], Tensor], Callable[[], Tensor]]:

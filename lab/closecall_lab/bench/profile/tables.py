@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,19 +11,14 @@ from typing import Any
 from closecall.policy import Policy
 
 from ...report.paper import ATTENTION_SHARE, MODELS, PARETO, PARETO_WHERE
-from ...spine.inputs import size, three_digits
-from ...spine.results import Facts, Store
-from ...spine.table import Column, Table
+from ...spine.numbers import size, three_digits
+from ...spine.results import Facts, Measured, Store
+from ...spine.table import WIDTH, Column, Table
 from .crossover import Crossover, crossover
 from .parts import MEANINGS, PARTS, Lap, allowed, elsewhere, function, selection
-from .variants import DENSE, UNATTACHED
+from .policies import DENSE, UNATTACHED
 
-Measured = Sequence[tuple[Facts, Facts]]
 Row = dict[str, Any]
-K = 1024
-# The aims for router-on-quest at 128K: wall over the SDPA model's, over our own dense kernel's, and over the bound.
-AIM_CONTEXT, AIM_POLICY = 128 * K, "router-on-quest"
-AIMS = {"over_unattached": 0.30, "over_dense": 0.50, "over_bound": 1.10}
 
 
 @dataclass(frozen=True)
@@ -33,11 +27,11 @@ class Tables(Table):
 
     more: Sequence[Table] = ()
 
-    def text(self) -> str:
-        return "\n\n".join([super().text(), *(table.text() for table in self.more)])
+    def text(self, width: int = WIDTH) -> str:
+        return "\n\n".join([super().text(width), *(table.text(width) for table in self.more)])
 
-    def markdown(self) -> str:
-        return "\n".join([super().markdown(), *(f"#{table.markdown()}" for table in self.more)])
+    def markdown(self, level: int = 1) -> str:
+        return "\n".join([super().markdown(level), *(table.markdown(level + 1) for table in self.more)])
 
 
 def wall(lap: Lap) -> float:
@@ -97,6 +91,9 @@ def shown_name(found: Row) -> str:
 
 def _seconds(key: str) -> Callable[[Row], str | None]:
     return lambda r: three_digits(r[key]) if r.get(key) else None
+
+
+KEYS = 4  # columns that name a row
 
 
 def _where_columns() -> list[Column]:
@@ -168,7 +165,7 @@ def walls(machine: Facts, measured: Measured, warnings: Sequence[str] = ()) -> T
     more += [_crossings(crossed, base)] if crossed else []
     beside = paper(measured)
     more += [beside] if beside is not None else []
-    return Tables(title(machine, cell), _columns(base), rows(measured), notes, more)
+    return Tables(title(machine, cell), _columns(base), rows(measured), notes, KEYS, more)
 
 
 def parts(measured: Measured) -> Table:
@@ -176,7 +173,7 @@ def parts(measured: Measured) -> Table:
     columns = [*_where_columns(), *(Column(f"{name} s", _seconds(name)) for name in PARTS)]
     notes = [f"{name}: {MEANINGS[name]}." for name in PARTS]
     notes.append("summaries: time of ranking for the last tile alone, which is measured apart and taken off ranking.")
-    return Table("Where the time goes", columns, rows(measured), notes)
+    return Table("Where the time goes", columns, rows(measured), notes, KEYS)
 
 
 def crossovers(measured: Measured) -> list[tuple[Facts, str, str, Crossover]]:
@@ -211,7 +208,7 @@ def _crossings(found: Sequence[tuple[Facts, str, str, Crossover]], base: str) ->
         "The context from which on the wall is shorter, by straight lines in log wall ratio over log context between "
         "measured contexts; in brackets 95%, bootstrap over rounds.",
     ]
-    return Table("Crossover", columns, list(listed.values()), notes)
+    return Table("Crossover", columns, list(listed.values()), notes, keys=3)
 
 
 def paper(measured: Measured) -> Table | None:
@@ -228,15 +225,13 @@ def paper(measured: Measured) -> Table | None:
         for name, r in mine.items():
             if name in (UNATTACHED, DENSE) or there is None:
                 continue
-            preset = name.partition("@")[0]
             found.append(
                 r
                 | {
                     "paper_share": ATTENTION_SHARE[model].get(cell["context"]),
                     "share": mine[UNATTACHED]["attention_share"],
                     "dense_share": mine[DENSE]["attention_share"],
-                    "paper_wall": there[1] if preset == winner else None,
-                    "aim": aim(r, preset),
+                    "paper_wall": there[1] if name.partition("@")[0] == winner else None,
                 }
             )
     if not found:
@@ -249,29 +244,17 @@ def paper(measured: Measured) -> Table | None:
         Column("wall vs dense, paper", lambda r: r["paper_wall"], ".2f"),
         Column("/ SDPA", lambda r: r["over_unattached"], ".2f"),
         Column("/ our dense", lambda r: r["over_dense"], ".2f"),
-        Column("aim", lambda r: r["aim"], left=True),
     ]
     notes = [
         f"share: attention's part of dense prefill. The paper's figures: {PARETO_WHERE}, on a GPU (its profiled router "
         "is on mean scores, its accuracy that of the winning scorer).",
-        f"aim: {AIM_POLICY} at {size(AIM_CONTEXT)}: at most {AIMS['over_unattached']:.2f} of SDPA, "
-        f"{AIMS['over_dense']:.2f} of our dense, {AIMS['over_bound']:.2f} of the bound.",
     ]
-    return Table("Beside the paper", columns, found, notes)
-
-
-def aim(found: Row, preset: str) -> str | None:
-    """Whether the aims are met, and by how much not."""
-    if found["context"] != AIM_CONTEXT or preset != AIM_POLICY:
-        return None
-    missed = [f"{key.removeprefix('over_')} {found[key]:.2f} > {most:.2f}" for key, most in AIMS.items()
-              if found[key] > most]  # fmt: skip
-    return "missed: " + ", ".join(missed).replace("unattached", "SDPA") if missed else "met"
+    return Table("Beside the paper", columns, found, notes, KEYS)
 
 
 def document(paths: Sequence[Path]) -> str:
     """Markdown of what these files of results hold: one section for each machine and model."""
-    groups: dict[str, tuple[Facts, list[tuple[Facts, Facts]]]] = {}
+    groups: dict[str, tuple[Facts, Measured]] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"no such file: {path}. `closecall profile ... --out {path.parent}` makes one")
@@ -281,13 +264,13 @@ def document(paths: Sequence[Path]) -> str:
                 raise ValueError(
                     f"{path} holds results of another benchmark: name a file that `closecall profile` made"
                 )
-            told = [cell["what"], cell["model"], cell["label"], machine, cell["device"], cell["tier"]]
-            told.append(record["result"]["measured"][0])  # a whole layer is not mixed with a part of one
-            groups.setdefault(repr(told), (machine, []))[1].append((cell, record["result"]))
+            alike = [cell["what"], cell["model"], cell["label"], machine, cell["device"], cell["tier"]]
+            alike.append(record["result"]["measured"][0])  # a whole layer is not mixed with a part of one
+            groups.setdefault(repr(alike), (machine, []))[1].append((cell, record["result"]))
     if not groups:
         raise ValueError(f"nothing is in {', '.join(map(str, paths))} yet: run `closecall profile` first")
     pages = []
     for machine, measured in groups.values():
         measured.sort(key=lambda pair: (pair[0]["context"], pair[0]["threads"], pair[0]["dtype"]))
-        pages.append(walls(machine, measured).markdown())
-    return re.sub("^#", "##", "\n".join(pages), flags=re.MULTILINE)  # to stand under a page's own title
+        pages.append(walls(machine, measured).markdown(2))  # to stand under a page's own title
+    return "\n".join(pages)

@@ -1,10 +1,9 @@
-"""Time inside a model's own attention function, for models that closecall is not attached to."""
+"""A way into the attention function of a model, whether closecall is attached to it or not."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,8 +15,8 @@ Function = Callable[..., Any]
 
 def _names(module: Any) -> dict[str, Any]:
     """What a module's code sees: models may bring an attention registry and an eager function of their own."""
-    found: dict[str, Any] = inspect.unwrap(type(module).forward).__globals__
-    return found
+    names: dict[str, Any] = inspect.unwrap(type(module).forward).__globals__
+    return names
 
 
 def _wrapped(function: Function | None, watched: frozenset[int], around: Callable[[], Any]) -> Function:
@@ -55,23 +54,3 @@ def around_attention(model: Any, around: Callable[[], AbstractContextManager[Any
                 del registry[name]
             else:
                 registry[name] = function
-
-
-class Stopwatch:
-    """Seconds spent in attention since the watch was put on."""
-
-    seconds: float = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - begin
-
-
-@contextmanager
-def stopwatch(model: Any) -> Iterator[Stopwatch]:
-    """Times a model's full attention."""
-    watch = Stopwatch()
-    with around_attention(model, watch.running):
-        yield watch

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .inputs import size
+from ..spine import figure
+from ..spine.style import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, QUIET, GRID = "#111827", "#6b7280", "#e5e7eb"
+PANEL = (3.35, 2.4)  # inches
 LABEL_GAP = 0.075  # of the panel's height: what two labels at line ends need between them
 
 
@@ -79,14 +79,13 @@ def _label_ends(axes: Axes, lines: list[tuple[Series, list[tuple[int, float]]]],
         )  # fmt: skip
 
 
-def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], scale: Scale) -> None:
+def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], scale: Scale, title: str) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    axes.set_xscale("log", base=2)
+    figure.plain(axes, title)
     if scale.log:
         axes.set_yscale("log", base=2)
     lines = [(s, points) for s in series if (points := _points(rows, s.key))]
-    contexts = sorted({x for _, points in lines for x, _ in points})
     for s, points in lines:
         xs, ys = zip(*points, strict=True)
         style, width = ("--", 1) if s.dashed else ("-", 2)
@@ -95,17 +94,10 @@ def _panel(axes: Axes, rows: Sequence[Row], series: Sequence[Series], scale: Sca
         )
     axes.axhline(1, color=INK, linewidth=1, zorder=2)
     axes.set_ylim(scale.low, scale.high)
-    axes.xaxis.set_major_locator(FixedLocator(contexts))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(round(x))))
+    figure.contexts(axes, sorted({x for _, points in lines for x, _ in points}))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}x"))
     axes.yaxis.set_major_locator(FixedLocator(scale.ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors=QUIET)
-    for side in axes.spines.values():
-        side.set_visible(False)
     _label_ends(axes, lines, scale)
 
 
@@ -135,41 +127,21 @@ def _grid(
     title: str, subtitle: str, rows: Sequence[Row], series: Sequence[Series], panels: tuple[str, str], scale: Scale
 ) -> Figure:
     """A grid of panels, columns by the rows' field `panels[0]` and lines of panels by `panels[1]`."""
-    from matplotlib.figure import Figure
-
     across = list(dict.fromkeys(r[panels[0]] for r in rows))
     down = list(dict.fromkeys(r[panels[1]] for r in rows))
-    # Labels stand right of every panel: 0.075 inches a letter, and room for the figure before it.
+    # Labels stand right of every panel: 0.075 inches a letter, and room for the number before it.
     gutter = 0.75 + 0.075 * max(len(line) for s in series for line in (s.label or "").splitlines() or [""])
-    width = 0.75 + (3.35 + gutter) * len(across)
-    head = [(line, 14, "bold", INK) for line in textwrap.wrap(title, int(7.5 * width))]
-    head += [(x, 9, "normal", QUIET) for line in subtitle.splitlines() for x in textwrap.wrap(line, int(14.5 * width))]
-    above = 0.55 + sum(points * 1.55 / 72 for _, points, _, _ in head)  # inches over the panels
-    height = above + 0.55 + 3.0 * len(down)
-    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
-    grid = figure.subplots(len(down), len(across), squeeze=False, sharey=True)
+    picture, grid = figure.frame(
+        title, subtitle, len(down), len(across), panel=PANEL, gap=gutter, right=gutter, share_y=True
+    )
     for i, d in enumerate(down):
         for j, a in enumerate(across):
-            mine = [r for r in rows if (r[panels[0]], r[panels[1]]) == (a, d)]
-            if not mine:
+            here = [r for r in rows if (r[panels[0]], r[panels[1]]) == (a, d)]
+            if here:
+                _panel(grid[i][j], here, series, scale, f"{a}, D = {d}" if panels[1] == "dim" else f"{a}, {d}")
+            else:
                 grid[i][j].set_visible(False)
-                continue
-            _panel(grid[i][j], mine, series, scale)
-            name = f"{a}, D = {d}" if panels[1] == "dim" else f"{a}, {d}"
-            grid[i][j].set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
     for axes in grid[-1]:
-        axes.set_xlabel("context (tokens)", color=QUIET, fontsize=9)
-    grid[0][0].set_ylabel(scale.label, color=QUIET, fontsize=9)
-    y = 0.15
-    for line, points, weight, colour in head:
-        figure.text(0.4 / width, 1 - y / height, line, fontsize=points, fontweight=weight, color=colour, va="top")
-        y += points * 1.55 / 72
-    figure.subplots_adjust(
-        left=0.75 / width,
-        right=1 - gutter / width,
-        top=1 - above / height,
-        bottom=0.55 / height,
-        wspace=gutter / 3.35,
-        hspace=0.32,
-    )
-    return figure
+        figure.label(axes, "context (tokens)")
+    figure.label(grid[0][0], y=scale.label)
+    return picture

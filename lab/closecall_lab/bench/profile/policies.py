@@ -11,10 +11,11 @@ from ...eval.summary import label
 
 UNATTACHED = "unattached"
 DENSE = "dense"
+PROFILED = ("topk", "router", "router-on-quest")
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProfiledPolicy:
     """A policy at a budget; budget 0 for one without."""
 
     spec: str
@@ -29,8 +30,8 @@ class Variant:
         return [self.spec, self.budget, self.policy.to_json()]
 
 
-def read(policies: str, budgets: tuple[int, ...], *, dense: bool = True) -> tuple[Variant, ...]:
-    """From a comma-separated list like `topk,router:q=0.3`. Our own dense kernel comes first: it is a baseline."""
+def read(policies: str, budgets: tuple[int, ...], *, dense: bool = True) -> tuple[ProfiledPolicy, ...]:
+    """Reads a comma-separated list like `topk,router:q=0.3`. Our own dense kernel comes first: it is a baseline."""
     specs = [Spec.parse(text) for text in split(policies)]
     if not specs:
         raise ValueError(f"--policies names nothing: {policies!r}")
@@ -38,5 +39,5 @@ def read(policies: str, budgets: tuple[int, ...], *, dense: bool = True) -> tupl
         if spec.control == "matched":
             raise ValueError(f"{spec} keeps what its router kept on the same example: profile its router instead")
     listed = [Spec(DENSE), *(s for s in specs if s.preset != DENSE)] if dense else specs
-    found = [Variant(str(s), b, s.policy(b or 1)) for s in listed for b in (budgets if s.has_budget else (0,))]
-    return tuple(dict.fromkeys(found))
+    read = [ProfiledPolicy(str(s), b, s.policy(b or 1)) for s in listed for b in (budgets if s.has_budget else (0,))]
+    return tuple(dict.fromkeys(read))

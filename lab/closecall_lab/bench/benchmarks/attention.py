@@ -1,11 +1,13 @@
-"""Selection and attention over a whole prompt, against torch SDPA, our own kernel run dense, and FlexAttention."""
+"""Times selection + attention over a whole prompt against torch SDPA, our own kernel run dense, and compiled
+FlexAttention on the same blocks. Finished cells are kept: the same command goes on where it was stopped."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,14 +18,17 @@ from closecall.backends import cpu, flex
 from closecall.checks import check_scale
 from closecall.geometry import Geometry, plan
 from closecall.info import DTYPES
-from closecall.policy import Policy, policy
+from closecall.policy import PRESETS, Policy, accepted, policy
 from closecall.selection import Selection
 
-from ..spine import inputs
-from ..spine.results import Facts
-from ..spine.table import Table
-from ..spine.timing import LEAST_ROUNDS, Contender, Samples, interleave
-from . import attention_report
+from ...spine import inputs
+from ...spine.numbers import mebibytes
+from ...spine.options import each, one_of
+from ...spine.results import Facts, Measured
+from ...spine.table import Table
+from ...spine.timing import LEAST_ROUNDS, Contender, Samples, interleave
+from .. import attention_report
+from ..base import Benchmark, TensorBenchmark, uncut
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,42 +38,46 @@ PROBE_SECONDS = 0.02
 DENSE = policy("dense")
 
 
-@dataclass(frozen=True)
-class AttentionBench:
-    """Every combination of contexts, types, dims and thread counts is a cell; all policies run in each."""
+HELP = "selection + attention over whole prompts"
+FULL = {"contexts": "4k,8k,16k,32k,64k,128k", "dims": "128,64", "threads": "1,all", "heads": "4", "kv_heads": "1",
+        "budget": "33", "seconds": 20.0, "repeats": "15"}  # fmt: skip
+QUICK = FULL | {"contexts": "2k,4k,8k,16k", "dims": "128", "threads": "1", "seconds": 4.0}
 
-    contexts: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    dims: tuple[int, ...]
-    threads: tuple[int, ...]
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policies", metavar="NAME,...", default="router-on-quest", help="presets (%(default)s)")
+    parser.add_argument(
+        "--baselines", metavar="NAME,...", help="of sdpa, dense, flex (default all; with --quick no flex)"
+    )
+
+
+def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
+    budget = shared.pop("budget")
+    names = each("--policies", args.policies, one_of("--policies", [n for n in PRESETS if n != "dense"]))
+    baselines = args.baselines or ("sdpa,dense" if args.quick else "sdpa,dense,flex")
+    return AttentionBench(
+        policies=tuple(policy(name, **accepted(name, {"budget": budget})) for name in names),
+        baselines=each("--baselines", baselines, one_of("--baselines", BASELINES)),
+        **shared,
+    )
+
+
+@dataclass(frozen=True)
+class AttentionBench(TensorBenchmark):
+    """Every thread count is a cell too; all policies run in each."""
+
     policies: tuple[Policy, ...]
     baselines: tuple[str, ...]
-    heads: int
-    kv_heads: int
-    repeats: int
-    seconds: float
-    name: str = "attention"
+    name = "attention"
+    threads_apart = True
 
-    def cells(self) -> list[Facts]:
-        shared = {
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "policies": [p.to_json() for p in self.policies],
-            "baselines": list(self.baselines),
-            "tier": cpu.tier() if cpu.tiers() else None,
-            "repeats": self.repeats,
-            "seconds": self.seconds,
-        }
-        return [
-            {"context": n, "dtype": dtype, "dim": dim, "threads": threads, **shared}
-            for n in sorted(self.contexts)
-            for threads in self.threads
-            for dim in self.dims
-            for dtype in self.dtypes
-        ]
+    @property
+    def warnings(self) -> list[str]:
+        return uncut([(p.name, p) for p in self.policies], self.contexts)
 
-    def label(self, cell: Facts) -> str:
-        return f"{inputs.size(cell['context'])} {cell['dtype']} D={cell['dim']}, {inputs.threads(cell['threads'])}"
+    def shared(self) -> Facts:
+        policies = [p.to_json() for p in self.policies]
+        return super().shared() | {"policies": policies, "baselines": list(self.baselines)}
 
     def guess(self, cell: Facts) -> float:
         dense: float = 2 * cell["heads"] * cell["context"] ** 2 * cell["dim"] / (80e9 * cell["threads"])
@@ -80,10 +89,10 @@ class AttentionBench:
         shape = (cell["heads"], cell["kv_heads"], cell["context"], cell["context"], cell["dim"])
         return _Cell(self, cell, *inputs.qkv(*shape, cell["dtype"])).measure()
 
-    def table(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> Table:
-        return attention_report.table(machine, measured, self.policies)
+    def table(self, machine: Facts, measured: Measured) -> Table:
+        return attention_report.table(machine, measured, self.policies, self.warnings)
 
-    def figures(self, machine: Facts, measured: list[tuple[Facts, Facts]]) -> dict[str, Figure]:
+    def figures(self, machine: Facts, measured: Measured) -> dict[str, Figure]:
         return attention_report.figures(machine, measured, self.policies)
 
 
@@ -96,19 +105,19 @@ class _Cell:
     v: Tensor
 
     def measure(self) -> Facts:
-        threads = self.cell["threads"]
+        count = self.cell["threads"]
         policies = [*([DENSE] if "dense" in self.bench.baselines else []), *self.bench.policies]
         kept = {p.name: self._kept(p) for p in policies}
-        contenders = [self._ours(p, kept[p.name], threads) for p in policies]
-        if threads > 1:
+        contenders = [self._ours(p, kept[p.name], count) for p in policies]
+        if count > 1:
             contenders += [self._ours(p, kept[p.name], 1, " on one thread") for p in self.bench.policies]
         facts: Facts = {}
         if "sdpa" in self.bench.baselines:
             facts["sdpa_form"], call = inputs.sdpa(self.q, self.k, self.v)
-            contenders.insert(0, Contender.of("sdpa", call, threads))
+            contenders.insert(0, Contender.of("sdpa", call, count))
         if "flex" in self.bench.baselines:
             try:
-                contenders += self._flex(kept, threads)
+                contenders += self._flex(kept, count)
             except RuntimeError as error:  # no compiler, say: the other contenders still have something to tell
                 facts["flex_problem"] = str(error).strip().splitlines()[0]
         probe = self._probe()
@@ -117,9 +126,7 @@ class _Cell:
             "rounds": samples.rounds,
             "peak_gflops": statistics.median(samples.probes) / 1e9 if probe else None,
             "ms": {name: 1000 * samples.median(name) for name in samples.laps},
-            "extra_mib": {
-                name: None if extra is None else extra / 2**20 for name, extra in samples.extra_bytes.items()
-            },
+            "extra_mib": {name: mebibytes(extra) for name, extra in samples.extra_bytes.items()},
         }
         return facts | {"ours": {p.name: self._row(p, kept[p.name], samples, probe is not None) for p in policies}}
 

@@ -1,0 +1,35 @@
+"""Times the whole prefill of a model as it is, attached with our kernel run dense, and attached with each policy;
+shows where the time goes, and how near we come to what Amdahl's law allows. `closecall profile` has more options."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...eval.panel import DEFAULT
+from ...spine.numbers import TYPES
+from ...spine.options import one_of
+from ..base import Benchmark
+from ..profile.policies import read
+
+HELP = "the whole prefill of a model, not attached and attached"
+FULL = {"contexts": "2k,4k,8k", "threads": "all", "budget": "8", "rounds": "5"}
+QUICK = {"contexts": "1k,2k", "threads": "all", "budget": "4", "rounds": "2"}  # a budget that cuts something at 1K
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="NAME", required=True, help="smollm2, another of `closecall models`, a hub id or a directory"
+    )
+    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
+    parser.add_argument("--policies", metavar="NAME,...", default=",".join(DEFAULT), help="(%(default)s)")
+
+
+def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
+    from closecall.models.load import load_model
+
+    from ..profile.model_run import ModelProfile
+
+    policies = read(args.policies, (shared.pop("budget"),))
+    dtype = None if args.dtype is None else one_of("--dtype", TYPES)(args.dtype)
+    return ModelProfile(loaded=load_model(args.model, dtype=dtype), policies=policies, name="prefill", **shared)

@@ -1,0 +1,82 @@
+"""What a store of results says, in a few lines: what was asked, who comes closest to dense, who beats whom."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..spine.numbers import plural, size
+from .gather import DENSE, Finding, Gathered, Setting
+from .standings import bouts
+
+
+def verdict(gathered: Gathered) -> list[str]:
+    """At most three lines for each model, and one about remarks."""
+    lines = [line for model in gathered.models for line in _model(model, gathered.of(model))]
+    remarks = sum(len(s.notes) for s in gathered.settings)
+    return lines + ([f"{plural(remarks, 'remark')} on what is missing or odd: see the page."] if remarks else [])
+
+
+def _model(model: str, settings: Sequence[Setting]) -> list[str]:
+    settings = [s for s in settings if s.findings]
+    if not settings:
+        return [f"{model}: no example was run by all policies, so there is nothing to compare."]
+    tasks = ", ".join(dict.fromkeys(s.task for s in settings))
+    contexts = ", ".join(map(size, sorted({s.context for s in settings if s.context})))
+    asked = (
+        f"{model}: {tasks}{f' at {contexts}' if contexts else ''}, {_range([s.questions for s in settings])} questions"
+    )
+    dense = [f.accuracy.value for s in settings if (f := s.find(*DENSE)) is not None]
+    return [
+        asked + (f"; dense answers {statistics.fmean(dense):.0%}" if dense else "; dense was not run"),
+        *_closest(settings),
+        _tests(settings),
+    ]
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _closest(settings: Sequence[Setting]) -> list[str]:
+    """The policy with the best mean paired recall; of equals, the one that reads least."""
+    paired: dict[tuple[str, int], list[Finding]] = defaultdict(list)
+    for s in settings:
+        for f in s.findings:
+            if f.line.budget and not f.spec.control and f.paired is not None and f.paired.n:
+                paired[f.variant].append(f)
+    everywhere = {v: fs for v, fs in paired.items() if len(fs) == max(map(len, paired.values()))}
+    if not everywhere:
+        return []
+
+    def rank(found: Sequence[Finding]) -> tuple[float, float]:
+        recall = statistics.fmean(f.paired.value for f in found if f.paired is not None)
+        return recall, -statistics.fmean(f.line.effective_budget for f in found)
+
+    best = max(everywhere.values(), key=rank)
+    recall, blocks = rank(best)
+    kept = statistics.fmean(f.line.kept_fraction for f in best)
+    read = f"reading {-blocks:.1f} blocks a tile ({kept:.0%})"
+    return [f"Closest to dense: {best[0].label} keeps {recall:.0%} of its answers, {read}."]
+
+
+def _tests(settings: Sequence[Setting]) -> str:
+    """Pairs of policies that differ beyond chance, the most frequent first."""
+    counted: dict[tuple[str, str, str], int] = defaultdict(int)
+    tested: dict[tuple[str, str], int] = defaultdict(int)
+    for bout in bouts(settings):
+        if bout.rival == "dense":
+            continue
+        pair = (str(bout.finding.spec), bout.against)
+        tested[pair] += 1
+        if bout.verdict:
+            counted[(*pair, bout.verdict)] += 1
+    if not counted:
+        return (
+            "Tests, Holm-corrected: no policy differs from another beyond chance." if tested else "Nothing was tested."
+        )
+    listed = sorted(counted.items(), key=lambda item: -item[1])[:3]
+    said = [f"{a} is {how} than {b} in {n} of {tested[a, b]}" for (a, b, how), n in listed]
+    more = f", and {len(counted) - 3} more pairs" if len(counted) > 3 else ""
+    return f"Tests, Holm-corrected, by setting and budget: {'; '.join(said)}{more}."

@@ -1,0 +1,45 @@
+"""Numbers as people write them: 4K tokens, 12.3 ms, 3 min 20 s, 2 examples."""
+
+from __future__ import annotations
+
+import torch
+
+from closecall.info import DTYPES
+
+# The types that attention runs in. fp64 is for oracles.
+TYPES = tuple(name for name in DTYPES if name != "fp64")
+
+
+def size(n: int) -> str:
+    """4096 as 4K."""
+    return f"{n // 1024}K" if n % 1024 == 0 else str(n)
+
+
+def three_digits(x: float) -> str:
+    """12345.6 as 12346, 12.34 as 12.3, 0.01234 as 0.0123."""
+    return f"{x:.0f}" if x >= 99.5 else f"{x:.1f}" if x >= 9.95 else f"{x:.2f}" if x >= 0.995 else f"{x:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """200 seconds as 3 min 20 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def plural(n: int, what: str) -> str:
+    """1 thread, 2 threads."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def threads(n: int) -> str:
+    return plural(n, "thread")
+
+
+def mebibytes(count: int | None) -> float | None:
+    return None if count is None else count / 2**20
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """fp32 for torch.float32; types without a short name keep torch's."""
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))
