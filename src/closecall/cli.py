@@ -19,24 +19,36 @@ reads only the blocks of 64 keys that score best, and where that choice is a clo
 at more blocks.
 """
 
-EXAMPLES = """\
+START = """\
 start here:
-  closecall info                     is the fast backend built, and what will run on my machine?
-  closecall bench attention --quick  two minutes: our speed against torch on this machine
-  closecall get smollm2              a small real model to try things on, 93 MB
-  closecall bench prefill            whole prompts through that model, dense and sparse
-  closecall compare --help           which selector wins at equal budget?
-  closecall profile --help           where does prefill time go, and where does sparse overtake dense?
-  closecall eval --help              which policy keeps how many of dense's answers?
-  closecall explain --help           one page: what did my prompt's attention keep, drop, nearly keep?
-  closecall diagnose --help          how sure are the cuts, and what do they cost?
-  closecall reproduce                the paper's tables, for a model of yours
-  closecall models                   models we know, and the policy recommended for each
-  closecall validate --quick         is it right and fast on this device?
+  closecall info                           is the fast backend built, and what will run on my machine?
+  closecall models                         models we know, and the policy recommended for each
+  closecall get smollm2                    a small real model to try things on, 93 MB
+"""
 
+START_LAB = """\
+  closecall bench attention --quick        two minutes: our speed against torch on this machine
+  closecall bench prefill --model smollm2  whole prompts through that model, dense and sparse
+  closecall eval --help                    which policy keeps how many of dense's answers?
+  closecall compare --help                 which selector wins at equal budget?
+  closecall profile --help                 where does prefill time go, and where does sparse overtake dense?
+  closecall explain --help                 one page: what did my prompt's attention keep, drop, nearly keep?
+  closecall diagnose --help                how sure are the cuts, and what do they cost?
+  closecall validate --quick               is it right and fast on this device?
+"""
+
+NO_LAB = """\
+Measuring and evaluating ({commands}) is another package:
+pip install closecall-lab
+"""
+
+IN_PYTHON = """\
 in Python:
-  policy = closecall.policy("router-on-quest", budget=33)
-  out = closecall.attention(q, k, v, policy)        # q [B, H, M, D]; k, v [B, Hkv, N, D]
+  loaded = closecall.load("smollm2")                # or any Hugging Face model of your own
+  with closecall.attach(loaded.model, "auto:budget=8") as handle:
+      loaded.model.generate(**inputs)               # prompts of 2,048 tokens and more prefill sparsely
+      print(handle.stats())
+  out = closecall.attention(q, k, v, "auto")        # tensors: q [B, H, M, D]; k, v [B, Hkv, N, D]
 
 `closecall COMMAND --help` explains a command.
 """
@@ -50,6 +62,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            if action.dest == COMMAND and value in LAB:
+                raise ValueError(f"`closecall {value}` is a command of the lab, which is not installed: {INSTALL_LAB}")
             raise unknown(str(action.metavar or action.dest).lower(), value, map(str, action.choices))
 
     def error(self, message: str) -> Any:
@@ -124,21 +138,35 @@ def _get(commands: Commands) -> None:
 
 OWN = (_info, _models, _get)
 GROUP = "closecall.commands"  # entry points of other distributions: name = a function that adds a parser
+COMMAND = "command"
+INSTALL_LAB = "pip install closecall-lab"
+# The lab's commands as the first page lists them. Those that are not named here come last.
 LAB = (
-    "bench", "calibrate", "compare", "diagnose", "eval", "explain", "gpu-report", "pareto", "profile", "report",
-    "validate",
+    "bench", "profile", "eval", "compare", "report", "pareto", "explain", "diagnose", "calibrate", "validate",
+    "gpu-report",
 )  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
-    root = Parser(prog="closecall", description=ABOUT, epilog=EXAMPLES)
+    """The whole command line: our own commands, and those of the distributions that are installed beside us."""
+    root = Parser(prog="closecall", description=ABOUT)
     root.add_argument("--version", action="version", version=f"closecall {version('closecall')}")
-    commands = root.add_subparsers(title="commands", metavar="COMMAND")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", dest=COMMAND)
     for add in OWN:
         add(commands)
-    for found in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        found.load()(commands)
+    own = list(commands.choices)
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        point.load()(commands)
+    _order(commands, [*own, *LAB])
+    more = START_LAB if len(commands.choices) > len(own) else f"\n{NO_LAB.format(commands=', '.join(LAB))}"
+    root.epilog = f"{START}{more}\n{IN_PYTHON}"
     return root
+
+
+def _order(commands: Commands, names: Sequence[str]) -> None:
+    """Lists the commands in that order; argparse has no way to say it."""
+    places = {name: place for place, name in enumerate(names)}
+    commands._choices_actions.sort(key=lambda action: places.get(action.dest, len(places)))
 
 
 def guarded(root: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:

@@ -1,46 +1,93 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from closecall import __version__, cli, info
 from closecall_lab.bench import cli as arguments
 
-COMMANDS = (
-    "info", "models", "get", "eval", "compare", "report", "reproduce", "bench", "profile", "pareto", "diagnose",
-    "calibrate", "validate", "gpu-report", "gpu-model",
-)  # fmt: skip
+OWN = ("info", "models", "get")
+COMMANDS = (*OWN, *cli.LAB)
 BENCHMARKS = ("attention", "decode", "decode-select", "growth", "prefill")
 RUN = [sys.executable, "-c", "import sys; from closecall.cli import main; sys.exit(main())"]
 
 
-def listed(page: str) -> set[str]:
+def listed(page: str) -> list[str]:
     """The first words of lines that are indented like argparse's list of commands."""
-    return {line.split()[0] for line in page.splitlines() if line.startswith("    ") and line[4:5].strip()}
+    return [line.split()[0] for line in page.splitlines() if line.startswith("    ") and line[4:5].strip()]
+
+
+def first_page(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What it prints where nothing is wrong; --help and --version end the program by themselves."""
+    with contextlib.suppress(SystemExit):
+        cli.main(argv)
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"]])
-def test_the_first_page_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if argv:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(argv)
-        assert ended.value.code == 0
-    else:
-        assert cli.main(argv) == 0
-    page = capsys.readouterr().out
-    assert listed(page) == set(COMMANDS)
-    assert len(COMMANDS) == len(cli.COMMANDS)
-    assert cli.EXAMPLES.strip() in page
+def test_the_first_page_lists_every_command_in_order(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    page = first_page(capsys, *argv)
+    assert listed(page)[: len(COMMANDS)] == list(COMMANDS)
+    assert max(map(len, page.splitlines())) <= 120
+
+
+def start_here(page: str) -> list[str]:
+    """What the first page tells to type."""
+    lines = page[page.index("start here:") : page.index("in Python:")].splitlines()[1:]
+    return [line.strip().partition("  ")[0] for line in lines if line.strip()]
+
+
+def test_every_line_to_start_with_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = start_here(first_page(capsys))
+    assert len(lines) > 8
+    for line in lines:
+        program, *argv = line.split()
+        assert program == "closecall"
+        if argv[-1] == "--help":
+            assert f"usage: closecall {argv[0]}" in first_page(capsys, *argv)
+        else:
+            assert cli.parser().parse_args(argv).run
+
+
+@pytest.fixture
+def no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if closecall were installed alone."""
+    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+
+
+@pytest.mark.usefixtures("no_lab")
+def test_without_the_lab(capsys: pytest.CaptureFixture[str]) -> None:
+    page = first_page(capsys)
+    assert listed(page)[: len(OWN)] == list(OWN)
+    assert not set(cli.LAB) & set(listed(page))
+    assert "pip install closecall-lab" in page
+    assert "bench prefill" not in page
+    for command in cli.LAB:
+        assert cli.main([command, "--whatever"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"closecall: `closecall {command}` is a command of the lab")
+        assert said.endswith("which is not installed: pip install closecall-lab\n")
+    assert cli.main(["inof"]) == 2
+    assert "did you mean 'info'?" in capsys.readouterr().err
+
+
+def test_the_labs_commands_are_known_here() -> None:
+    """So that one of them can be named before it is installed."""
+    commands: Any = cli.parser()._subparsers
+    assert set(cli.LAB) <= set(commands._group_actions[0].choices)
 
 
 def test_bench_alone_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench"]) == 0
-    assert listed(capsys.readouterr().out) == set(BENCHMARKS)
-    assert list(BENCHMARKS) == list(arguments.found())
+    assert listed(capsys.readouterr().out) == list(BENCHMARKS) == list(arguments.found())
 
 
 @pytest.mark.parametrize("command", [*([c] for c in COMMANDS), *(["bench", b] for b in BENCHMARKS)], ids=" ".join)
@@ -52,8 +99,7 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"closecall {__version__}\n"
+    assert first_page(capsys, "--version") == f"closecall {__version__}\n"
 
 
 WRONG = {

@@ -116,6 +116,14 @@ def _certify_rows(
     return mass.nan_to_num(nan=1.0).where(some, 0.0), error.nan_to_num(nan=torch.inf, posinf=torch.inf).where(some, 0.0)
 
 
+def _spread(tiles: slice, most: int | None) -> list[int]:
+    """At most so many of the tiles, evenly spread, the last one among them; all of them for None."""
+    every = list(range(tiles.start, tiles.stop))
+    if most is None or len(every) <= most:
+        return every
+    return [every[len(every) * (i + 1) // most - 1] for i in range(most)]
+
+
 @torch.no_grad()
 def certify(
     q: Tensor,
@@ -126,6 +134,7 @@ def certify(
     scale: float | None = None,
     backend: str = "auto",
     softcap: float = 0.0,
+    tiles: int | None = None,
 ) -> Certificate:
     """For every row, upper bounds on the softmax mass the selection dropped and on the error of its output.
 
@@ -133,6 +142,9 @@ def certify(
     comes from the backend's attention less its error bound, what the dropped ones can weigh from summaries (see
     `theory.block_mass`), never from their keys one by one. `error` is about the selection; rounding the output to its
     type is not part of it.
+
+    With `tiles`, only so many tiles of each sequence are looked at, spread evenly, the last one among them: `real` is
+    then True for their rows alone, and the others' bounds are 0 without meaning anything.
 
     Works on one tile and key head at a time, in float64: beside the result it holds a few arrays of
     (H / Hkv) * tile x n_blocks numbers and the summaries of one key head.
@@ -143,6 +155,8 @@ def certify(
     >>> closecall.certify(q, k, v, selection).max_mass
     0.0
     """
+    if tiles is not None and (not isinstance(tiles, int) or tiles < 1):
+        raise ValueError(f"tiles must be a whole number of at least 1, or None for all of them, got {tiles!r}")
     out, lse = attend(q, k, v, selection, scale=scale, backend=backend, softcap=softcap, return_lse=True)
     scale = check_scale(scale, q.shape[-1])
     g = selection.geometry
@@ -151,9 +165,11 @@ def certify(
     mass, error = (torch.zeros(lse.shape, dtype=torch.float32, device=q.device) for _ in range(2))
     real = torch.zeros(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
     full = (selection.counts == g.visible.to(q.device)[:, None]).all(1).tolist()
-    for b, tiles, rows, span in g.spans():
-        real[b, rows] = True
-        cut = [t for t in range(tiles.start, tiles.stop) if not full[b][t]]
+    for b, there, _, span in g.spans():
+        chosen = _spread(there, tiles)
+        for t in chosen:
+            real[b, int(g.row[b, t]) : int(g.row[b, t]) + int(g.rows[b, t])] = True
+        cut = [t for t in chosen if not full[b][t]]
         for shared in range(k.shape[1] if cut else 0):
             keys = summarise_keys(k[b, shared, span], g.block)
             values = summarise_values(v[b, shared, span], g.block)

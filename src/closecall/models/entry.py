@@ -118,11 +118,12 @@ class Entry:
         """Its dimensions; None where we do not know them, or where windowed layers make up most of the cost."""
         if self.hidden is None or "sliding" in self.kinds:
             return None
+        sources: tuple[str, ...] = (CONFIG,)
         if self.active_weights is not None:
             weights, sources = self.active_weights, (f"{PAPER}: active parameters", CONFIG)
         elif self.intermediate is not None:
             projections = self.hidden * self.head_dim * (2 * self.q_heads + 2 * self.kv_heads)
-            weights, sources = float(self.layers * (projections + 3 * self.hidden * self.intermediate)), (CONFIG,)
+            weights = float(self.layers * (projections + 3 * self.hidden * self.intermediate))
         else:
             return None
         return Shape(

@@ -63,7 +63,7 @@ def describe(entry: Entry) -> str:
     layers = f"{entry.full_layers} of {entry.layers} with full attention ({' + '.join(entry.kinds)}{window})"
     norm = "yes" if entry.qk_norm else "no"
     heads = f"{entry.q_heads} query, {entry.kv_heads} kv, dim {entry.head_dim}, QK-Norm {norm}"
-    facts: list[tuple[str, str | None]] = [
+    facts: list[tuple[str, str]] = [
         ("hub id", entry.hub_id),
         ("type", entry.model_type),
         ("layers", layers),
@@ -72,8 +72,8 @@ def describe(entry: Entry) -> str:
         ("tokenizer", ", ".join(f"{k}={v}" for k, v in entry.tokenizer_options)),
         ("template", ", ".join(f"{k}={v}" for k, v in entry.template_options)),
         ("prefill", entry.choice_prefill and f'"{entry.choice_prefill}" for multiple choice'),
-        ("get", entry.source and _fetching(entry.source)),
-        ("licence", entry.source and entry.source.licence),
+        ("get", _fetching(entry.source) if entry.source else ""),
+        ("licence", entry.source.licence if entry.source else ""),
         ("policy", f"{entry.recommended} ({entry.policy()})"),
         ("why", entry.evidence),
         ("the paper", entry.paper_recommends),

@@ -84,6 +84,10 @@ class Rule(Component):
         """The layers that a part of it was fitted to; None where it suits every layer of every model."""
         return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)
 
+    def has_trigger(self) -> bool:
+        """Whether a trigger picks tiles for it: only then a rate of triggered tiles says something."""
+        return any(isinstance(part, Trigger) or part.has_trigger() for part in self._parts().values())
+
     def describe(self) -> str:
         """Describes the rule in a phrase, for the policy's one-line description."""
         return f"rule {self.name!r}"

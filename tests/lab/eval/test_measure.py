@@ -214,7 +214,9 @@ def test_a_prompt_too_short_for_auto_is_noted(subject: Subject) -> None:
     task, example = example_of(subject, "probe-needle", context=1000)
     assert measure(subject, task, example, closecall.policy("auto", budget=3)).warnings == []
     run = measure(subject, task, example, closecall.policy("auto", budget=16))
-    assert run.warnings == [f"auto ran dense: {run.prompt_tokens} tokens are below its 4096, where sparse may pay"]
+    assert run.warnings == [
+        f"auto ran dense: the prompt has {run.prompt_tokens:,} tokens, and it begins to cut at 4,096"
+    ]
 
 
 def test_the_model_is_as_before_afterwards(subject: Subject) -> None:

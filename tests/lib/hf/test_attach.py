@@ -150,17 +150,17 @@ def test_other_arguments(model: Any, kwargs: dict[str, Any], says: str) -> None:
 def test_a_policy_that_is_none(model: Any) -> None:
     with pytest.raises(ValueError, match=r"unknown policy 'router-on-guest': did you mean 'router-on-quest'"):
         closecall.attach(model, "router-on-guest")
-    with pytest.raises(TypeError, match=r"policy must be a closecall.Policy or a preset's name, got int"):
+    with pytest.raises(TypeError, match=r"policy must be a closecall.Policy, .* got int"):
         closecall.attach(model, 33)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("version", ["4.57.1", "4.99.0.dev0", "unknown"])
+@pytest.mark.parametrize("version", ["4.57.1", "5.21.0.dev0", "unknown"])
 def test_an_unsupported_transformers(model: Any, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     current = sys.modules["transformers"]  # it replaces its own module on first use
     monkeypatch.setattr(current, "__version__", version)
-    with pytest.raises(ValueError, match=rf"needs transformers 5.0 or newer, not {version}: upgrade"):
+    with pytest.raises(ValueError, match=rf"needs transformers 5.22 or newer, not {version}: upgrade"):
         closecall.attach(model, SMALL)
-    monkeypatch.setattr(current, "__version__", "5.0.0rc1")
+    monkeypatch.setattr(current, "__version__", "5.22.0rc1")
     closecall.attach(model, SMALL).detach()
 
 

@@ -332,7 +332,7 @@ def test_the_certified_share_is_that_of_certify(model: Any) -> None:
         assert all(math.isnan(s["certified"]) for s in handle.stats().values())
     for eps in (0.9, 0.5):
         with closecall.attach(model, policy) as handle:
-            handle.certify(eps)
+            handle.certify(eps, tiles=None)
             model(x, attention_mask=mask)
             handle.certify(None)
             model(x[:, :100], attention_mask=mask[:, :100])  # not counted

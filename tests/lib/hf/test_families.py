@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 import closecall
 import families
 from calls import CALLS, LENGTH
-from closecall.hf import attach as integration
+from closecall.hf import forward as attached
 from closecall.hf import layers
 from families import FAMILIES, Float64, assert_close, tokens
 
@@ -119,10 +119,10 @@ def test_a_lost_feature_is_caught(name: str, change: Callable[..., Given], monke
 
     def broken(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         mask, kwargs = change(mask, kwargs)
-        return integration._forward(module, query, key, value, mask, **kwargs)
+        return attached.forward(module, query, key, value, mask, **kwargs)
 
     for original in ("sdpa", "eager"):
-        ours = integration._register(original)
+        ours = attached.register(original)
         monkeypatch.setitem(AttentionInterface._global_mapping, ours, broken)
     if change is without_window:  # those layers are left alone; here they are not
         monkeypatch.setattr(layers, "_kind", lambda module: ("full", ""))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomllib
 import torch
 import transformers
 
 import closecall
 import families
-from closecall.hf import attach as integration
+from closecall.hf import attach as attaching
+from closecall.hf import forward
+from closecall.hf import handle as handles
 from closecall.hf.op import Ran
+from closecall.policy import Policy
 from families import tokens
 
 SMALL = closecall.policy("router-on-quest", block=16, tile=16, budget=5, tile_factor=1, rho=1.4)
@@ -37,8 +44,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Ran]]:
         seen.append((args, run(*args)))
         return seen[-1][1]
 
-    run = integration.run
-    monkeypatch.setattr(integration, "run", spy)
+    run = forward.run
+    monkeypatch.setattr(forward, "run", spy)
     return seen
 
 
@@ -84,7 +91,7 @@ def test_an_interrupted_attach_leaves_nothing(model: Any, monkeypatch: pytest.Mo
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(integration, "_State", interrupted)
+    monkeypatch.setattr(handles, "AttachedLayer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         closecall.attach(model, SMALL)
     assert_untouched(model, before, settings)
@@ -179,7 +186,9 @@ def test_auto_is_dense_where_sparse_would_not_pay(name: str) -> None:
         assert f"  dense below {handle.min_context} keys\n" in str(handle)
         assert handle.warnings(handle.min_context) == []
         short, least = handle.min_context - 1, handle.min_context
-        assert handle.warnings(short) == [f"auto ran dense: {short} tokens are below its {least}, where sparse may pay"]
+        assert handle.warnings(short) == [
+            f"auto ran dense: the prompt has {short:,} tokens, and it begins to cut at {least:,}"
+        ]
     assert handle.min_context > 64 * 66
     small = closecall.policy("auto", block=16, tile=16, budget=5, tile_factor=1)
     with closecall.attach(families.model(name), small) as handle:
@@ -190,9 +199,175 @@ def test_auto_is_dense_where_sparse_would_not_pay(name: str) -> None:
         assert handle.min_context == 5
 
 
-def test_a_policy_by_its_name(model: Any) -> None:
-    with closecall.attach(model, "router-on-quest") as handle:
-        assert handle.policy == closecall.policy("router-on-quest")
+def test_a_policy_as_text_or_file(model: Any, tmp_path: Path) -> None:
+    SMALL.save(tmp_path / "policy.json")
+    for given, expected in (
+        ("router-on-quest", closecall.policy("router-on-quest")),
+        ("auto:budget=8", closecall.policy("auto", budget=8)),
+        (str(tmp_path / "policy.json"), SMALL),
+        (tmp_path / "policy.json", SMALL),
+    ):
+        with closecall.attach(model, given) as handle:
+            assert handle.policy == expected
+    with closecall.attach(model, "auto:budget=8") as handle:
+        assert handle.min_context == 2 * 16 * 64
+
+
+def test_the_oldest_transformers_is_the_one_we_ask_for(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert (
+        f"transformers>={attaching.OLDEST[0]}.{attaching.OLDEST[1]}"
+        in declared["project"]["optional-dependencies"]["hf"]
+    )
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.21.9")  # importing it made another object of it
+    with pytest.raises(ValueError, match=r"needs transformers 5\.22 or newer, not 5\.21\.9"):
+        closecall.attach(model, SMALL)
+
+
+COVERS = closecall.policy("topk", block=16, tile=16, budget=32)  # 64 blocks of 16 keys a tile
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokens_", "expected"),
+    [
+        # 16 blocks of 16 keys a tile: auto begins to cut at twice that.
+        (
+            closecall.policy("auto", block=16, tile=16, budget=8),
+            500,
+            r"auto never cut anything: the prompt has 500 tokens, and it begins to cut at 512\. "
+            r"For prompts of this length try budget=2, or pass min_context=0",
+        ),
+        (
+            COVERS,
+            300,
+            r"topk never cut anything: the prompt has 300 tokens, and a tile may keep 64 blocks, which hold 1,024",
+        ),
+        (COVERS, 60, r"Longer prompts are what it is for"),
+    ],
+)
+def test_a_policy_that_never_cut_says_so_once(model: Any, policy: Policy, tokens_: int, expected: str) -> None:
+    for leave in (closecall.Handle.detach, lambda handle: handle.__exit__(None, None, None)):
+        handle = closecall.attach(model, policy)
+        model(tokens(1, 20))
+        model(tokens(1, tokens_))
+        with pytest.warns(UserWarning, match=expected) as said:
+            leave(handle)
+        assert len(said) == 1
+        with warnings.catch_warnings(action="error"):
+            leave(handle)
+
+
+def test_the_budget_it_names_does_cut(model: Any) -> None:
+    with closecall.attach(model, closecall.policy("auto", block=16, tile=16, budget=2)) as handle:
+        model(tokens(1, 500))
+    assert handle.stats().total["kept_fraction"] < 1
+
+
+def test_no_warning_without_a_reason(model: Any) -> None:
+    def fails() -> None:
+        with closecall.attach(model, COVERS):
+            model(tokens(1, 300))
+            raise ZeroDivisionError
+
+    with warnings.catch_warnings(action="error"):
+        closecall.attach(model, COVERS).detach()  # nothing was run
+        with closecall.attach(model, "dense"):
+            model(tokens(1, 150))
+        with closecall.attach(model, SMALL):  # it cut once
+            model(tokens(1, 20))
+            model(tokens(1, 150))
+        with closecall.attach(model, COVERS):
+            model(tokens(1, 1))  # a decoding step
+        with pytest.raises(ZeroDivisionError):  # there is something more important to say
+            fails()
+
+
+def test_statistics_as_a_table(model: Any) -> None:
+    with closecall.attach(model, OTHER, layers=[1, 2]) as handle:
+        model(tokens(1, 150))
+    stats = handle.stats()
+    lines = str(stats).splitlines()
+    assert lines[0] == str(OTHER)
+    assert lines[1].split() == [
+        "layer",
+        "calls",
+        "sparse",
+        "blocks",
+        "a",
+        "tile",
+        "kept",
+        "selection",
+        "s",
+        "attention",
+        "s",
+    ]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1", "2", "all"]
+    assert lines[2].split()[1:5] == ["1", "0", "-", "-"]  # dense: nothing was selected
+    assert "nan" not in str(stats)
+    total = stats.total
+    assert total["kept_fraction"] == pytest.approx((stats[1]["kept_fraction"] + stats[2]["kept_fraction"]) / 2)
+    assert total["attend_seconds"] == pytest.approx(sum(s["attend_seconds"] for s in stats.values()))
+    assert total["calls"] == 1
+    assert lines[-1].split()[4] == f"{total['kept_fraction']:.1%}"
+    assert stats == dict(stats)  # and still a dict
+
+
+@pytest.mark.parametrize("name", ["router", "auto", "topk", "fill-on-mean"])
+def test_only_a_trigger_has_a_rate(model: Any, name: str) -> None:
+    policy = closecall.policy(name, block=16, tile=16, budget=3)
+    with closecall.attach(model, policy) as handle:
+        model(tokens(1, 300))
+    rates = [layer["trigger_rate"] for layer in handle.stats().values()]
+    assert handle.stats().total["sparse_calls"] == 1
+    assert all(math.isnan(rate) for rate in rates) == (name != "router")
+    assert ("triggered" in str(handle.stats()).splitlines()[1]) == (name == "router")
+
+
+def test_nothing_ran(model: Any) -> None:
+    handle = closecall.attach(model, SMALL)
+    assert str(handle.stats()).splitlines()[-1].split()[:3] == ["all", "0", "0"]
+    handle.detach()
+
+
+def test_what_needs_an_attached_model(model: Any, tmp_path: Path) -> None:
+    handle = closecall.attach(model, SMALL)
+    handle.detach()
+    for late in (
+        lambda: handle.record(tmp_path / "late"),
+        lambda: handle.watch(lambda *_: None),
+        lambda: handle.tap(lambda *_: None),
+        lambda: handle.certify(0.1),
+    ):
+        with pytest.raises(ValueError, match=r"the model was detached.*attach it again first"):
+            late()
+    assert not (tmp_path / "late").exists()
+    handle.record_stop()
+    handle.watch(None)
+
+
+def test_certificates_of_a_sample_of_tiles(model: Any) -> None:
+    """As many tiles as asked for, the last among them; with as many as there are, every row."""
+    calls: list[Any] = []
+    with closecall.attach(model, OTHER) as handle:
+        handle.tap(lambda layer, call: calls.append(call))
+        model(tokens(1, 310))
+    q, k, v = calls[0].seen[:3]
+    every = closecall.certify(q, k, v, calls[0].kept, scale=calls[0].scale)
+    some = closecall.certify(q, k, v, calls[0].kept, scale=calls[0].scale, tiles=3)
+    rows = some.real[0].nonzero()[:, 0].tolist()
+    assert rows == [*range(80, 96), *range(192, 208), *range(304, 310)]  # tiles 5, 12 and 19 of 20
+    assert torch.equal(some.mass[:, :, rows], every.mass[:, :, rows])
+    assert float(some.mass[:, :, :80].abs().max()) == 0
+    assert every.real.all()
+    with pytest.raises(ValueError, match="tiles must be a whole number"):
+        closecall.certify(q, k, v, calls[0].kept, tiles=0)
+    for tiles, expected in ((3, some), (None, every), (8, None)):
+        with closecall.attach(model, OTHER) as handle:
+            handle.certify(0.5, tiles=tiles)
+            model(tokens(1, 310))
+        assert handle._attached[0].stats.rows == (4 * int(expected.real.sum()) if expected else 4 * (7 * 16 + 6))
+        if expected is not None:
+            assert handle.stats()[0]["certified"] == pytest.approx(expected.certified(0.5), abs=1e-9)
 
 
 def test_selections_are_those_of_the_operator(model: Any, ran: list[tuple[Any, Ran]]) -> None:

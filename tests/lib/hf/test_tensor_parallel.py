@@ -44,7 +44,7 @@ def selections(
         called = torch.compile(model, backend="eager") if compiled else model
         with torch.no_grad(), closecall.attach(model, policy) as handle:
             if apart:
-                handle._all_heads = alone
+                handle._settings.all_heads = alone
             logits = called(x, attention_mask=mask, use_cache=False).logits
     return logits, [{part: getattr(s, part) for part in ("kv_idx", "counts", "triggered")} for s in kept]
 
