@@ -24,7 +24,7 @@ from closecall.backends import flex
 from closecall.checks import check_scale
 from closecall.geometry import Geometry, plan
 from closecall.info import DTYPES
-from closecall.policy import Policy, policy
+from closecall.policy import Policy, accepted, policy
 from closecall.selection import Selection
 
 from ...spine import inputs, numbers
@@ -61,7 +61,9 @@ class Speed:
 
     @functools.cached_property
     def policies(self) -> tuple[Policy, ...]:
-        return tuple(policy(name, budget=self.budget) for name in POLICIES if name in self.contenders)
+        return tuple(
+            policy(name, **accepted(name, {"budget": self.budget})) for name in POLICIES if name in self.contenders
+        )
 
     def check(self) -> None:
         """Raises ValueError where a budget leaves no room beside the forced blocks."""
