@@ -15,26 +15,61 @@ namespace {
 // How runs lie in the vectors of a panel: vector r holds run `r % runs` of the pass, of the cells of vector r / runs.
 struct Layout {
   int runs, cell_vectors;
+  int64_t passes;  // panels until all runs have been seen
   explicit Layout(const RankArgs& a) {
     runs = 1;
     while (runs < SCORE_VECTORS && runs < a.runs) runs *= 2;
     cell_vectors = SCORE_VECTORS / runs;
+    passes = (a.runs + runs - 1) / runs;
   }
   int cells() const { return cell_vectors * LANES; }
 };
 
 int64_t cells_at_once(const RankArgs& a) { return Layout(a).cells(); }
 
+// The running maximum of exponents and the sum of their powers of two: the maximum is raised where it must be.
+struct Sums {
+  V top[SCORE_VECTORS], total[SCORE_VECTORS];
+  template <int DEGREE, int J>
+  inline void take(const V (&x)[J][SCORE_VECTORS]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < SCORE_VECTORS; ++r) {
+      V above = top[r];
+      for (int i = 0; i < J; ++i) above = max(x[i][r], above);
+      V all = any_above(above, top[r]) ? mul(total[r], exp2<DEGREE>(sub(top[r], above))) : total[r];
+      for (int i = 0; i < J; ++i) all = add(all, exp2<DEGREE>(sub(x[i][r], above)));
+      top[r] = above, total[r] = all;
+    }
+  }
+};
+
+// Blocks whose summaries stay in cache while every panel meets them.
+constexpr int64_t BLOCKS_IN_CACHE = 24 * BLOCKS_AT_ONCE;
+
 struct CellScratch {
   RankScratch one;
-  float *row, *found, *turned;
-  int64_t n_padded;
+  float *panels, *row, *found, *turned;
+  char* sides;
+  Sums* sums;  // of every pass
+  int64_t n_padded, panel_size, sides_size;
   CellScratch(Arena& arena, const RankArgs& a) : one(arena, a) {
-    int64_t cells = Layout(a).cells();
+    int64_t cells = Layout(a).cells(), passes = Layout(a).passes;
     n_padded = round_up(a.tiles.n_blocks, LANES);
+    panel_size = padded_dim(a) * SCORE_GROUP;
+    sides_size = padded_dim(a) * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4);
+    panels = arena.take<float>(passes * panel_size);
+    sides = arena.take<char>(passes * sides_size);
     row = arena.take<float>(2 * padded_dim(a));
     found = arena.take<float>((n_padded + BLOCKS_AT_ONCE) * cells);  // [block][cell]
     turned = arena.take<float>(cells * n_padded);                    // [cell][block]
+    sums = arena.take<Sums>(passes);
+    if (a.aggregate == AGG_SOFTMAX) one.logs = arena.take<float>(passes * logs_size(a));  // [pass][block][lane]
+  }
+  RankScratch pass(int64_t p) const {  // with that pass's panel
+    RankScratch found = one;
+    found.q = panels + p * panel_size;
+    found.sides = sides + p * sides_size;
+    return found;
   }
 };
 
@@ -66,11 +101,11 @@ void pool_rows(const RankArgs& a, const Cell& cell, int64_t run, float* row, flo
   round_row(dtype, d, mean, to);
 }
 
-// Packs the runs of one pass, from `first` on. A cell with fewer runs repeats its first one, which no maximum notices; for a
+// Packs the runs of one pass. A cell with fewer runs repeats its first one, which no maximum notices; for a
 // mean they are zero, and so are cells that are not there.
 template <bool PAIRS>
-void pack_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t first, const Layout& layout, const CellScratch& scratch) {
-  int64_t cols = panel_cols<PAIRS>(a);
+void pack_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, const Layout& layout, const CellScratch& scratch) {
+  int64_t cols = panel_cols<PAIRS>(a), first = pass * layout.runs;
   for (int64_t i = 0; i < SCORE_GROUP; ++i) {
     int64_t vector = i / LANES, c = vector / layout.runs * LANES + i % LANES, run = first + vector % layout.runs;
     float* to = scratch.one.rows + i * cols;
@@ -78,8 +113,9 @@ void pack_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t first, 
     if (there || (c < n && a.aggregate != AGG_MEAN)) pool_rows<PAIRS>(a, cells[c], there ? run : 0, scratch.row, to, cols);
     else memset(to, 0, cols * 4);
   }
-  pack_panel(scratch.one.rows, SCORE_GROUP, scratch.one.rows, cols, SCORE_GROUP, scratch.one.q);
-  pack_sides<PAIRS>(a, cols, scratch.one);
+  RankScratch panel = scratch.pass(pass);
+  pack_panel(panel.rows, SCORE_GROUP, panel.rows, cols, SCORE_GROUP, panel.q);
+  pack_sides<PAIRS>(a, cols, panel);
 }
 
 // One number of every cell, by its lane.
@@ -109,82 +145,99 @@ inline void keep(const Layout& layout, const V* from, float* found) {
 // Which blocks the cells score: [low, high) of all of them.
 struct Range { int64_t low, high; };
 
+// The best of a block's parts, of J blocks. A NaN has no say where there are several.
+template <class First, class Stored, int J>
+inline void best_part(const RankArgs& a, const RankScratch& panel, const char* summary, int64_t stride, V (&best)[J][SCORE_VECTORS]) {
+  row_scores<First, J>(a, panel, summary, stride, best);
+  for (int64_t part = 1; part < parts(a); ++part) {
+    V acc[J][SCORE_VECTORS];
+    row_scores<Stored, J>(a, panel, summary + plane_of(a, part), stride, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < J; ++i)
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r) best[i][r] = max(acc[i][r], max(best[i][r], set1(-INF)));
+  }
+}
+
+// All blocks of a range meet all panels, a few blocks at a time: each(how many blocks at once, pass, its panel, block).
+template <class Each>
+inline void each_panel(const Layout& layout, int64_t low, int64_t high, const CellScratch& scratch, Each&& each) {
+  for (int64_t from = low; from < high; from += BLOCKS_IN_CACHE) {
+    int64_t to = least(from + BLOCKS_IN_CACHE, high);
+    for (int64_t p = 0; p < layout.passes; ++p) {
+      RankScratch panel = scratch.pass(p);
+      int64_t j = from;
+      for (; j + BLOCKS_AT_ONCE <= to; j += BLOCKS_AT_ONCE) each(Count<BLOCKS_AT_ONCE>{}, p, panel, j);
+      for (; j < to; ++j) each(Count<1>{}, p, panel, j);
+    }
+  }
+}
+
 template <class First, class Stored>
 void score_cells(const RankArgs& a, const Layout& layout, const Range& range, const char* summaries, const CellScratch& scratch) {
   int64_t stride = summary_bytes(a), cells = layout.cells();
-  each_part<First, Stored>(a, summaries, range.high - range.low, [&](auto score, auto count, int64_t, int64_t j, const char* plane) {
+  each_panel(layout, range.low, range.high, scratch, [&](auto count, int64_t, const RankScratch& panel, int64_t j) {
     constexpr int J = decltype(count)::VALUE;
     V acc[J][SCORE_VECTORS];
-    row_scores<decltype(score), J>(a, scratch.one, plane, stride, acc);
+    best_part<First, Stored, J>(a, panel, summaries + j * stride, stride, acc);
     for (int i = 0; i < J; ++i) {
-      if (a.aggregate == AGG_MEAN) keep<true>(layout, acc[i], scratch.found + (j + i) * cells);
-      else keep<false>(layout, acc[i], scratch.found + (j + i) * cells);
+      float* found = scratch.found + (j - range.low + i) * cells;
+      if (a.aggregate == AGG_MEAN) keep<true>(layout, acc[i], found);
+      else keep<false>(layout, acc[i], found);
     }
   });
 }
-
-// The running maximum of exponents and the sum of their powers of two: the maximum is raised where it must be.
-struct Sums {
-  V top[SCORE_VECTORS], total[SCORE_VECTORS];
-  template <int DEGREE, int J>
-  inline void take(const V (&x)[J][SCORE_VECTORS]) {
-#pragma GCC unroll 8
-    for (int r = 0; r < SCORE_VECTORS; ++r) {
-      V above = top[r];
-      for (int i = 0; i < J; ++i) above = max(x[i][r], above);
-      V all = any_above(above, top[r]) ? mul(total[r], exp2<DEGREE>(sub(top[r], above))) : total[r];
-      for (int i = 0; i < J; ++i) all = add(all, exp2<DEGREE>(sub(x[i][r], above)));
-      top[r] = above, total[r] = all;
-    }
-  }
-};
 
 // As softmax_tile: every mean's log-softmax over the blocks that its tile sees, then the maximum over means.
 template <class First, class Stored>
 void softmax_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& layout, const Range& range, const char* summaries,
                    const CellScratch& scratch) {
   constexpr int DEGREE = First::PAIRS ? 4 : 5;
-  int64_t stride = summary_bytes(a), n_cells = layout.cells(), last = parts(a) - 1, least_seen = range.high;
+  int64_t stride = summary_bytes(a), n_cells = layout.cells(), least_seen = range.high, pass_size = range.high * SCORE_GROUP;
   for (int64_t c = 0; c < n; ++c) least_seen = least(least_seen, cells[c].seen);
   V scale = set1((float)a.scale * LOG2E), seen[SCORE_VECTORS];
   by_cell(layout, n, 0.0f, seen, [&](int64_t c, int64_t) { return (float)cells[c].seen; });
-  Sums sums;
-  for (int r = 0; r < SCORE_VECTORS; ++r) sums.top[r] = set1(-LARGEST), sums.total[r] = set1(0.0f);
-  float* logs = scratch.one.logs;
-  each_part<First, Stored>(a, summaries, range.high, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+  for (int64_t p = 0; p < layout.passes; ++p)
+    for (int r = 0; r < SCORE_VECTORS; ++r) scratch.sums[p].top[r] = set1(-LARGEST), scratch.sums[p].total[r] = set1(0.0f);
+  each_panel(layout, 0, range.high, scratch, [&](auto count, int64_t p, const RankScratch& panel, int64_t j) {
     constexpr int J = decltype(count)::VALUE;
     V acc[J][SCORE_VECTORS];
-    row_scores<decltype(score), J>(a, scratch.one, plane, stride, acc);
+    best_part<First, Stored, J>(a, panel, summaries + j * stride, stride, acc);
+    float* to = panel.logs + p * pass_size + j * SCORE_GROUP;
 #pragma GCC unroll 16
     for (int i = 0; i < J; ++i)
 #pragma GCC unroll 8
       for (int r = 0; r < SCORE_VECTORS; ++r) {
-        float* at = logs + (j + i) * SCORE_GROUP + r * LANES;
         V x = known(mul(acc[i][r], scale));
-        if (part) x = max(x, load(at));
         if (j + i >= least_seen) x = pick(positive(sub(seen[r], set1((float)(j + i)))), x, set1(-INF));
-        store(at, x);
+        store(to + i * SCORE_GROUP + r * LANES, x);
         acc[i][r] = x;
       }
-    if (part == last) sums.take<DEGREE, J>(acc);
+    scratch.sums[p].template take<DEGREE, J>(acc);
   });
-  float totals[SCORE_GROUP], tops[SCORE_GROUP];
-  for (int r = 0; r < SCORE_VECTORS; ++r) store(totals + r * LANES, sums.total[r]), store(tops + r * LANES, sums.top[r]);
-  for (int64_t i = 0; i < SCORE_GROUP; ++i) totals[i] = totals[i] > 0.0f ? tops[i] + __builtin_log2f(totals[i]) : INF;
-  V all[SCORE_VECTORS];
-  for (int r = 0; r < SCORE_VECTORS; ++r) all[r] = load(totals + r * LANES);
-  for (int64_t j = range.low; j < range.high; ++j) {
-    V x[SCORE_VECTORS];
-    for (int r = 0; r < SCORE_VECTORS; ++r) x[r] = sub(load(logs + j * SCORE_GROUP + r * LANES), all[r]);
-    keep<false>(layout, x, scratch.found + (j - range.low) * n_cells);
+  for (int64_t p = 0; p < layout.passes; ++p) {
+    const float* logs = scratch.one.logs + p * pass_size;
+    float totals[SCORE_GROUP], tops[SCORE_GROUP];
+    for (int r = 0; r < SCORE_VECTORS; ++r)
+      store(totals + r * LANES, scratch.sums[p].total[r]), store(tops + r * LANES, scratch.sums[p].top[r]);
+    for (int64_t i = 0; i < SCORE_GROUP; ++i) totals[i] = totals[i] > 0.0f ? tops[i] + __builtin_log2f(totals[i]) : INF;
+    V all[SCORE_VECTORS];
+    for (int r = 0; r < SCORE_VECTORS; ++r) all[r] = load(totals + r * LANES);
+    for (int64_t j = range.low; j < range.high; ++j) {
+      V x[SCORE_VECTORS];
+      for (int r = 0; r < SCORE_VECTORS; ++r) x[r] = sub(load(logs + j * SCORE_GROUP + r * LANES), all[r]);
+      keep<false>(layout, x, scratch.found + (j - range.low) * n_cells);
+    }
   }
 }
 
 // As mass_tile: shares of the softmax mass, forced blocks' included, of which a mean has the geometric mean of its rows'.
 template <class First, class Stored>
-void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t first, const Layout& layout, const Range& range,
+void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, const Layout& layout, const Range& range,
                 const char* summaries, const CellScratch& scratch) {
   constexpr int DEGREE = First::PAIRS ? 4 : 5;
+  int64_t first = pass * layout.runs;
+  RankScratch panel = scratch.pass(pass);
   int64_t stride = summary_bytes(a), n_cells = layout.cells(), per = parts(a), n_blocks = range.high - range.low;
   V scale = set1((float)a.scale * LOG2E), others = set1(__builtin_log2f((float)(a.tiles.block - (per - 1))));
   V low[SCORE_VECTORS], high[SCORE_VECTORS], own[SCORE_VECTORS], there[SCORE_VECTORS], top[SCORE_VECTORS], total[SCORE_VECTORS];
@@ -198,11 +251,11 @@ void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t first, 
     return mean / (float)(to - from) * LOG2E;
   });
   for (int r = 0; r < SCORE_VECTORS; ++r) top[r] = own[r];
-  float* logs = scratch.one.logs;
-  each_part<First, Stored>(a, summaries, n_blocks, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+  float* logs = panel.logs;
+  each_part<First, Stored>(a, summaries + range.low * stride, n_blocks, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
     constexpr int J = decltype(count)::VALUE;
     V acc[J][SCORE_VECTORS], keys = part ? set1(0.0f) : others;
-    row_scores<decltype(score), J>(a, scratch.one, plane, stride, acc);
+    row_scores<decltype(score), J>(a, panel, plane, stride, acc);
     for (int i = 0; i < J; ++i)
       for (int r = 0; r < SCORE_VECTORS; ++r) {
         V x = known(fma(acc[i][r], scale, keys)), at = set1((float)(j + i));
@@ -250,13 +303,10 @@ void judge_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& 
   bool softmax = a.aggregate == AGG_SOFTMAX;
   float least_score = a.aggregate == AGG_MAX || softmax ? -INF : 0.0f;
   for (int64_t i = 0; i < (range.high - range.low) * layout.cells(); ++i) scratch.found[i] = least_score;
-  const char* from = summaries + (softmax ? 0 : range.low) * summary_bytes(a);
-  for (int64_t first = 0; first < a.runs; first += layout.runs) {
-    pack_cells<First::PAIRS>(a, cells, n, first, layout, scratch);
-    if (softmax) softmax_cells<First, Stored>(a, cells, n, layout, range, from, scratch);
-    else if (is_mass(a)) mass_cells<First, Stored>(a, cells, n, first, layout, range, from, scratch);
-    else score_cells<First, Stored>(a, layout, range, from, scratch);
-  }
+  for (int64_t p = 0; p < layout.passes; ++p) pack_cells<First::PAIRS>(a, cells, n, p, layout, scratch);
+  if (softmax) return softmax_cells<First, Stored>(a, cells, n, layout, range, summaries, scratch);
+  if (!is_mass(a)) return score_cells<First, Stored>(a, layout, range, summaries, scratch);
+  for (int64_t p = 0; p < layout.passes; ++p) mass_cells<First, Stored>(a, cells, n, p, layout, range, summaries, scratch);
 }
 
 // Ranks `n` cells, at most cells_at_once of them, that read the summaries of one sequence and key head.

@@ -195,7 +195,7 @@ struct RankScratch {
   float *rows, *q, *scores;
   float* logs;
   char* sides;
-  uint32_t* ordered;
+  uint32_t *ordered, *few, *places;
   uint64_t *keys, *sorted;
   RankScratch(Arena& arena, const RankArgs& a) {
     int64_t d = padded_dim(a);
@@ -205,6 +205,8 @@ struct RankScratch {
     scores = arena.take<float>(a.tiles.n_blocks + BLOCKS_AT_ONCE);
     logs = arena.take<float>(logs_size(a));
     ordered = arena.take<uint32_t>(a.tiles.n_blocks + LANES);
+    few = arena.take<uint32_t>(a.tiles.n_blocks + 2 * LANES);
+    places = arena.take<uint32_t>(a.tiles.n_blocks + 2 * LANES);
     keys = arena.take<uint64_t>(a.width + 1);
     sorted = arena.take<uint64_t>(a.width + 1);
   }
@@ -527,30 +529,63 @@ inline uint32_t ordered_bits(float x) {
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// The `want` largest scores, largest first, ties to the lower block: the want-th largest value by bisection over its bits
-// (each step is one counting pass that vectorises), then everything above it and the first of its ties, then a sort.
+// How many of n numbers, whole vectors of them, are at least `least_of`.
+inline int64_t count_from(const uint32_t* numbers, int64_t n, uint32_t least_of) {
+  uint32_t count = 0;
+  for (int64_t j = 0; j < n; ++j) count += numbers[j] >= least_of;
+  return count;
+}
+
+// The largest number that at least `want` of n numbers reach, or one that between `want` and `enough` of them reach, by
+// bisection over its bits: each step is one counting pass that vectorises. The first `cut` must be reached by `want`.
+inline uint32_t cut_at(const uint32_t* numbers, int64_t n, int64_t want, int64_t enough, uint32_t cut, uint32_t bit) {
+  for (; bit; bit >>= 1) {
+    uint32_t tried = cut | bit;
+    int64_t count = count_from(numbers, n, tried);
+    if (count >= want) cut = tried;
+    if (count >= want && count <= enough) break;
+  }
+  return cut;
+}
+
+// The `want` largest scores, largest first, ties to the lower block. A cut that not many more than `want` reach is found by
+// a few passes over all of them; the exact cut, and the first of its ties, among those that reach it; then they are sorted.
 void take_best(const RankScratch& scratch, const float* found_scores, int64_t n, int64_t want, int64_t first_block, int32_t* order,
                float* scores) {
-  uint32_t* ordered = scratch.ordered;
-  for (int64_t j = 0; j < n; ++j) ordered[j] = ordered_bits(found_scores[j]);
-  int64_t n_padded = round_up(n, LANES);
-  for (int64_t j = n; j < n_padded; ++j) ordered[j] = 0;  // below every score: no number maps to 0
-  uint32_t cut = 0;
-  if (n > want)
-    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
-      uint32_t tried = cut | bit;
-      uint32_t count = 0;
-      for (int64_t j = 0; j < n_padded; ++j) count += ordered[j] >= tried;
-      if (count >= want) cut = tried;
-    }
-  int64_t above = 0, found = 0;
-  for (int64_t j = 0; j < n; ++j) above += ordered[j] > cut;
-  int64_t ties = want - above;  // may exceed the ties there are when everything is taken
+  uint32_t *ordered = scratch.ordered, *few = scratch.few, *places = scratch.places;
+  uint32_t lowest = ~0u, highest = 0;
   for (int64_t j = 0; j < n; ++j) {
-    bool tie = ordered[j] == cut && ties > 0;
+    ordered[j] = ordered_bits(found_scores[j]);
+    lowest = ordered[j] < lowest ? ordered[j] : lowest;
+    highest = ordered[j] > highest ? ordered[j] : highest;
+  }
+  int64_t n_padded = round_up(n, LANES), left = 0;
+  for (int64_t j = n; j < n_padded; ++j) ordered[j] = 0;  // below every score: no number maps to 0
+  uint32_t rough = 0;
+  if (n > want && lowest != highest) {  // the bits that all have in common need no pass
+    uint32_t bit = 0x80000000u >> __builtin_clz(lowest ^ highest);
+    rough = cut_at(ordered, n_padded, want, most(2 * want, LANES), highest & ~(2 * bit - 1), bit);
+  }
+  for (int64_t j = 0; j < n_padded; j += LANES) {
+    bool any = false;
+    for (int i = 0; i < LANES; ++i) any |= ordered[j + i] >= rough;
+    if (!any) continue;
+    for (int64_t i = j; i < least(j + LANES, n); ++i) {
+      few[left] = ordered[i];
+      places[left] = (uint32_t)i;
+      left += ordered[i] >= rough;
+    }
+  }
+  int64_t left_padded = round_up(left, LANES);
+  for (int64_t j = left; j < left_padded; ++j) few[j] = 0;
+  uint32_t cut = left > want ? cut_at(few, left_padded, want, want, 0, 0x80000000u) : 0;
+  int64_t above = 0, found = 0;
+  for (int64_t j = 0; j < left; ++j) above += few[j] > cut;
+  int64_t ties = want - above;  // may exceed the ties there are when everything is taken
+  for (int64_t j = 0; j < left; ++j) {
+    bool tie = few[j] == cut && ties > 0, taken = few[j] > cut || tie;
     ties -= tie;
-    scratch.keys[found] = (uint64_t)ordered[j] << 32 | (uint32_t)~(uint32_t)j;
-    found += ordered[j] > cut || tie;
+    if (taken) scratch.keys[found++] = (uint64_t)few[j] << 32 | (uint32_t)~places[j];
   }
   uint64_t* sorted = scratch.sorted;
   if (found <= 512) {  // distinct keys: each goes to the place that counting says
