@@ -10,8 +10,8 @@ import pytest
 
 from engines import has_native
 
-# Beyond q, k, v and the output, for one head: kept blocks, their ranks and scores (12 bytes x width / tile a row, here 6
-# MiB), summaries, and scratch of some hundred bytes a block.
+# Beyond q, k, v and the output, for one head: kept blocks, their ranks and scores (12 bytes x width / tile a row, here
+# 6 MiB), summaries, and scratch of some hundred bytes a block.
 MOST_MIB = 64
 PROMPT = """
     import re, resource, sys
