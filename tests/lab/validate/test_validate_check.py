@@ -99,7 +99,7 @@ def _later_ties(*args: Any) -> Ranked:
     return dataclasses.replace(ranked, order=ranked.order.flip(-1).gather(-1, at), scores=scores)
 
 
-def _one_worse_block(q: Tensor, k: Tensor, policy: Any, geometry: Any, scale: float) -> Ranked:
+def _one_worse_block(q: Tensor, k: Tensor, policy: Any, geometry: Any, scale: float, summaries: Any) -> Ranked:
     """In the last tile of head 0, the best unforced block changes places with the worst ranked one."""
     ranked = reference.rank(q, k, policy, geometry, scale)
     order = ranked.order.clone()
