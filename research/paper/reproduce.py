@@ -271,7 +271,7 @@ def run(
     say: Callable[[str], None] = runner.log,
 ) -> Outcome:
     """Runs what the store does not have yet, then gathers this experiment's results and no others."""
-    panels = [runner.canonical(panel) for panel in plan.panels(dtype)]
+    panels = plan.panels(dtype)
     for note in dict.fromkeys(note for panel in panels for note in panel.notes):
         say(f"warning: {note}")
     workers = executors.start(executor, plan.model, dtype, jobs=jobs, address=address)

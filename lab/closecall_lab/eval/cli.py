@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> None:
     with Store(args.store, create=panel is not None) as store:
         if panel is not None:
             options = {"executor": args.executor, "jobs": count("--jobs")(args.jobs), "address": args.address}
-            panel = runner.canonical(panel)
             models = runner.run(panel, store, **options)
             show(panel, store, models, summary)
         for path in args.export:
@@ -92,13 +91,16 @@ def show(panel: Any, store: Any, models: list[str], summary: Any) -> None:
     """The tables of what the panel asked for, of all that the store may hold."""
     from closecall.models.load import own_name
 
+    from . import text_tables
+
     wanted = {(str(spec), budget) for spec, budget in panel.variants}
     names = {fingerprint: facts["name"] for fingerprint, facts in store.models().items()}
     for model in models:
         for task, context in panel.places:
             where = {"model": model, "task": task, "context": context, "seed": panel.seed}
             for group in summary.groups(store, variants=wanted, n=panel.n, **where):
-                for table in summary.tables(group, own_name(names[model])):
+                tables = text_tables.tables if text_tables.is_text(group) else summary.tables
+                for table in tables(group, own_name(names[model])):
                     print(table.text() + "\n")
 
 

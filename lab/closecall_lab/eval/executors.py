@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from closecall.registry import unknown
 
-from .lm_eval import is_lm_eval
+from .kinds import Opened, parse
 from .matched import Applied, applied_control
 from .panel import Job, Spec
 from .store import Kept, Run, address
@@ -53,40 +53,22 @@ class Worker:
 
         self.subject = Subject.open(model, dtype=dtype)
         self._open: dict[tuple[str, int, int], tuple[Iterator[Any], int, Any]] = {}
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, Opened] = {}
 
     def identity(self) -> Identity:
         return Identity(self.subject.fingerprint, self.subject.loaded.name, self.subject.facts)
 
-    def _task(self, name: str) -> Any:
-        from .. import tasks
-        from .harness import Harness, LmEval
-
+    def _task(self, name: str) -> Opened:
         if name not in self._tasks:
-            self._tasks[name] = Harness(LmEval.parse(name), self.subject) if is_lm_eval(name) else tasks.get(name)
+            self._tasks[name] = parse(name).on(self.subject)
         return self._tasks[name]
-
-    def _examples(self, job: Job) -> Iterator[Any]:
-        task, loaded = self._task(job.task), self.subject.loaded
-        if is_lm_eval(job.task):
-            return iter(task.examples(job.seed))
-        return iter(task.examples(loaded.tokenizer, job.context, 2**31, job.seed, wrap=loaded.prompt))
-
-    def _measure(self, job: Job, example: Any, applied: Applied) -> Run:
-        from .measure import measure
-
-        task = self._task(job.task)
-        if is_lm_eval(job.task):
-            found: Run = task.measure(example, applied.policy)
-            return found
-        return measure(self.subject, task, example, applied)
 
     def example(self, job: Job) -> Any:
         """The job's example; None past the end of a task that has fewer. Only the last one made is held."""
         key = (job.task, job.context, job.seed)
         stream, at, last = self._open.get(key, (None, job.number + 1, None))
         if stream is None or at > job.number:
-            stream, at = self._examples(job), -1
+            stream, at = self._task(job.task).examples(job.context, job.seed), -1
         while at < job.number:
             last, at = next(stream, None), at + 1
         self._open[key] = (stream, at, last)
@@ -106,7 +88,7 @@ class Worker:
             if key in done:
                 yield Result(job, spec, budget, key, None)
                 continue
-            run = self._measure(job, example, chosen)
+            run = self._task(job.task).measure(example, chosen)
             done[key] = Kept.of(run)
             yield Result(job, spec, budget, key, run)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,7 @@ from closecall.selection import Selection
 from ..tasks.example import Example, Question
 from . import lm_eval
 from .kept import Asked, Sums, Watch, by_layer, everything, mean
+from .matched import Applied
 from .store import Run
 from .subject import Subject
 
@@ -44,6 +45,14 @@ class LmEval:
     chat: bool = False
     metric: str = ""
     include: str = ""
+    own_lengths: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """An error with the near match if lm-eval has no such task."""
+        lm_eval.find(self.task, self.include or None)
+
+    def on(self, subject: Subject) -> Harness:
+        return Harness(self, subject)
 
     @classmethod
     def parse(cls, text: str) -> LmEval:
@@ -80,10 +89,6 @@ class LmEval:
         options += [f"metric={self.metric}"] if self.metric else []
         return ",".join([lm_eval.PREFIX + self.task, *options])
 
-    def find(self) -> None:
-        """An error with the near match if lm-eval has no such task."""
-        lm_eval.find(self.task, self.include or None)
-
 
 class Harness:
     """A task of lm-eval on one model."""
@@ -103,8 +108,8 @@ class Harness:
         )
         self._places: dict[str, tuple[int, int]] = {}  # by an example's digest: its number and seed
 
-    def examples(self, seed: int) -> Iterator[Example]:
-        """One for each document. The same content is the same example, whatever the seed."""
+    def examples(self, context: int, seed: int) -> Iterator[Example]:
+        """One for each document, whatever the context. The same content is the same example, whatever the seed."""
         task = self.asked._written()
         for number in range(len(self.documents)):
             document = self.documents.document(number, seed)
@@ -122,8 +127,9 @@ class Harness:
             self._places[example.digest()] = (number, seed)
             yield example
 
-    def measure(self, example: Example, policy: Policy) -> Run:
+    def measure(self, example: Example, applied: Applied) -> Run:
         """Has lm-eval answer and score the document while the policy is attached."""
+        policy = applied.policy
         model, digest = self.subject.loaded.model, example.digest()
         passes = Passes(policy)
         start = time.perf_counter()

@@ -46,10 +46,6 @@ class Result:
     samples: tuple[Sample, ...]
 
 
-def is_lm_eval(name: str) -> bool:
-    return name.startswith(PREFIX)
-
-
 def run(
     name: str,
     model: Any,

@@ -25,7 +25,7 @@ from closecall.rules.topk import TopK
 from closecall.triggers.base import TRIGGERS
 from closecall.triggers.quantile import Quantile
 
-from .lm_eval import is_lm_eval
+from .kinds import parse
 from .store import Kept
 
 CONTROLS = {
@@ -270,6 +270,11 @@ class Panel:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        # Every task by the name that it writes itself. Unknown ones are found before a model is loaded.
+        kinds = [parse(task) for task in self.tasks]
+        for kind in kinds:
+            kind.check()
+        object.__setattr__(self, "tasks", tuple(dict.fromkeys(map(str, kinds))))
         for name in ("models", "tasks", "contexts", "specs", "budgets"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: name at least one")
@@ -301,11 +306,12 @@ class Panel:
         found = (note for spec, budget in self.variants if spec.has_budget for note in spec.notes(budget))
         return list(dict.fromkeys(found))
 
-    @property
+    @cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Every task at every context; those of lm-eval once, at 0: their documents have their own lengths."""
-        ours = [(task, context) for context in self.contexts for task in self.tasks if not is_lm_eval(task)]
-        return ours + [(task, 0) for task in self.tasks if is_lm_eval(task)]
+        """Every task at every context; those whose examples have their own lengths once, at 0."""
+        own = [task for task in self.tasks if parse(task).own_lengths]
+        ours = [(task, context) for context in self.contexts for task in self.tasks if task not in own]
+        return ours + [(task, 0) for task in own]
 
     def jobs(self) -> list[Job]:
         """Example by example, so that a run stopped anywhere has every cell filled about equally."""

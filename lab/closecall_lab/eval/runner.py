@@ -11,7 +11,6 @@ from closecall.models.load import own_name
 
 from ..spine.interrupt import interruptible
 from . import executors
-from .lm_eval import is_lm_eval
 from .panel import Job, Panel
 from .progress import Progress
 from .store import Cell, Store
@@ -27,10 +26,9 @@ def run(
     panel: Panel, store: Store, *, executor: str = "local", jobs: int = 1, address: str | None = None, say: Log = log
 ) -> list[str]:
     """Fills the store with the panel's cells, and returns the fingerprints of its models."""
-    panel = canonical(panel)
     for note in panel.notes:
         say(f"warning: {note}")
-    for task in filter(is_lm_eval, panel.tasks):
+    for task in dict.fromkeys(task for task, context in panel.places if not context):
         say(f"{task}: its documents have their own lengths, so --contexts does not apply to it")
     fingerprints = []
     for name in panel.models:
@@ -40,23 +38,6 @@ def run(
         finally:
             workers.close()
     return fingerprints
-
-
-def canonical(panel: Panel) -> Panel:
-    """With every task's name as the task itself writes it. Unknown ones are found before a model is loaded."""
-    return dataclasses.replace(panel, tasks=tuple(dict.fromkeys(map(_canonical, panel.tasks))))
-
-
-def _canonical(name: str) -> str:
-    from .. import tasks
-
-    if not is_lm_eval(name):
-        return str(tasks.get(name))
-    from .harness import LmEval
-
-    asked = LmEval.parse(name)
-    asked.find()
-    return str(asked)
 
 
 def run_model(panel: Panel, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Log = log) -> str:

@@ -129,7 +129,7 @@ class Group:
 
     def comparisons(self, pairs: Sequence[tuple[Variant, Variant]] | None = None) -> list[Comparison]:
         """One Holm family: by default every router against top-k at its budget and against its controls."""
-        chosen = [p for p in (pairs or self._pairs()) if p[0] in self.rows and p[1] in self.rows]
+        chosen = [p for p in (pairs or self.pairs()) if p[0] in self.rows and p[1] in self.rows]
         named = {label(v): v for pair in chosen for v in pair}
         return statistics.compare(
             {name: self.correct(v) for name, v in named.items()},
@@ -142,7 +142,8 @@ class Group:
         specs = [(Spec.parse(policy), budget) for policy, budget in self.rows]
         return [(s, b) for s, b in specs if s.router and not s.control]
 
-    def _pairs(self) -> list[tuple[Variant, Variant]]:
+    def pairs(self) -> list[tuple[Variant, Variant]]:
+        """Every router with its rivals: top-k on its scorer, and its controls."""
         pairs = []
         for spec, budget in self._routers():
             rivals = [plain(spec), *(replace(spec, control=c) for c in CONTROLS)]

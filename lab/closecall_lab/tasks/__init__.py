@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import code, longbench, pointer_chase, probe, ruler, tracking, words
+from . import code, longbench, pointer_chase, probe, ruler, text, tracking, words
 from .base import TASKS, BaseTask, build
 from .example import Encoded, Example, Question, Task, answer_tokens, encode, encode_example, gold_blocks, tokens_of
 from .scoring import choice_in, choice_tokens, choose
@@ -26,7 +26,7 @@ __all__ = [
     "tokens_of",
 ]
 
-MODULES = (code, longbench, pointer_chase, probe, ruler, tracking, words)  # importing them registers their tasks
+MODULES = (code, longbench, pointer_chase, probe, ruler, text, tracking, words)  # importing them registers their tasks
 
 
 def names() -> list[str]:

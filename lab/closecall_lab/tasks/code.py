@@ -220,7 +220,7 @@ class CodeFunction(Code):
         asks = [
             Ask(
                 f"Which function in the file does this: {f.summary}? Answer with its name alone.",
-                "The name of the function is",
+                "The name of the function is `",
                 (f.name,),
                 [i],
             )
@@ -252,7 +252,7 @@ class CodeConstant(Code):
         drawn = chance.sample(constants(), self.questions * (1 + self.others))
         names = [c.name for c in drawn]
         asks = [
-            Ask(f"What is `{c.name}` set to in the file?", f"`{c.name}` is set to", (c.value,), [i])
+            Ask(f"What is `{c.name}` set to in the file?", f"`{c.name}` is set to `", (c.value,), [i])
             for i, c in enumerate(drawn[: self.questions])
         ]
         fillers = (f.source for f in _shuffled(functions(), chance) if not any(n in f.source for n in names))
@@ -283,7 +283,7 @@ class CodeCaller(Code):
         asks = [
             Ask(
                 f"Which function in the file calls `{callee}`? Answer with its name alone.",
-                f"The function that calls `{callee}` is",
+                f"The function that calls `{callee}` is `",
                 (f.name,),
                 [i],
             )

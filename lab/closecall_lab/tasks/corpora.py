@@ -64,6 +64,24 @@ class Corpus:
         return {"corpus": self.kind, "files": len(self.texts), "sha256": self.sha256, "python": python}
 
 
+def of_files(path: str) -> Corpus:
+    """The text of a file, or of every file in a directory."""
+    root = Path(path).expanduser()
+    paths = sorted(p for p in root.glob("*") if p.is_file()) if root.is_dir() else [root]
+    if not paths:
+        raise ValueError(f"there is no file in {root}: name a text file, or a directory of them")
+    return Corpus(path, tuple((file.name, _read(file)) for file in paths))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}. Name a text file or a directory") from None
+
+
 def library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 

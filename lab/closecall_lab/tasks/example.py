@@ -38,8 +38,8 @@ class Question:
 
     @property
     def continuation(self) -> str:
-        """What a model that answers right says next."""
-        return f" {self.answers[0]}"
+        """What a model that answers right says next: after a blank, or right behind the quote that `ask` opens."""
+        return self.answers[0] if self.ask.endswith("`") else f" {self.answers[0]}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Example:
 
     `key` names it whatever its content (`niah-single/8192/seed0/17`); `digest()` is its content's address. `context` is
     the room for prompt and answer together, in tokens. `choices` are the letters of a multiple choice, which can be
-    scored by their logits too. `templated` says that a chat template made the prompt, special tokens included.
+    scored by their logits too. `templated` says that a chat template made the prompt, special tokens included. A text
+    that is only read has no questions.
     """
 
     task: str
@@ -62,8 +63,8 @@ class Example:
     templated: bool = False
 
     def __post_init__(self) -> None:
-        if not self.questions:
-            raise ValueError(f"{self.key} asks nothing: give it at least one Question")
+        if not self.questions and self.max_new_tokens:
+            raise ValueError(f"{self.key} asks nothing: give it at least one Question, or max_new_tokens=0 for a text")
         for question in self.questions:
             if not question.answers or not all(question.answers):
                 raise ValueError(f"{self.key} has a question without an answer: {question.answers!r}")
@@ -85,7 +86,7 @@ class Example:
     @property
     def shared(self) -> bool:
         """Whether the prompt is a context that every question continues."""
-        return bool(self.questions[0].ask)
+        return bool(self.questions and self.questions[0].ask)
 
     def digest(self) -> str:
         """The sha256 of everything in it."""

@@ -21,7 +21,7 @@ from closecall_lab.report.gather import gather
 
 PLAIN: dict[str, Any] = {
     "models": ("m",),
-    "tasks": ("t",),
+    "tasks": ("niah-single",),
     "contexts": (1024,),
     "specs": (Spec("dense"), Spec("router")),
     "budgets": (8,),
@@ -107,15 +107,15 @@ def test_dense_runs_once_and_routers_before_their_matched_controls() -> None:
 
 
 def test_work_goes_example_by_example() -> None:
-    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("a", "b"), "n": 3})
+    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("niah-single", "probe-needle"), "n": 3})
     assert [(j.number, j.context, j.task) for j in panel.jobs()] == [
-        (n, c, t) for n in range(3) for c in (1024, 2048) for t in ("a", "b")
+        (n, c, t) for n in range(3) for c in (1024, 2048) for t in ("niah-single", "probe-needle")
     ]
 
 
 def test_tasks_of_lm_eval_have_no_contexts() -> None:
-    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("lm-eval:x", "a"), "n": 2})
-    assert panel.places == [("a", 1024), ("a", 2048), ("lm-eval:x", 0)]
+    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("lm-eval:arc_easy", "niah-single"), "n": 2})
+    assert panel.places == [("niah-single", 1024), ("niah-single", 2048), ("lm-eval:arc_easy", 0)]
     listed = [(job.number, job.task, job.context) for job in panel.jobs()]
     assert listed == [(n, *place) for n in range(2) for place in panel.places]
 

@@ -16,6 +16,7 @@ import closecall
 from closecall import cli
 from closecall_lab.eval import harness, lm_eval, runner
 from closecall_lab.eval.harness import Harness, LmEval
+from closecall_lab.eval.matched import Applied
 from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.eval.subject import Subject
@@ -106,7 +107,7 @@ def test_a_document_is_answered_as_lm_eval_answers_it(subject: Subject, include:
     """Score, and what was kept, against lm-eval's own run over all documents and the handle's own statistics."""
     chosen = Spec.parse(policy).policy(BUDGET)
     opened = Harness(task_of(name, include), subject)
-    runs = [opened.measure(example, chosen) for example in opened.examples(0)]
+    runs = [opened.measure(example, Applied(chosen)) for example in opened.examples(0, 0)]
     assert len(runs) == N
     model, tokenizer = subject.loaded.model, subject.loaded.tokenizer
     metric = "acc" if name == "choose" else "exact_match"
@@ -134,7 +135,9 @@ def test_policies_do_answer_differently_here(subject: Subject, include: Path) ->
     said = {}
     for policy in POLICIES[:2]:
         chosen = Spec.parse(policy).policy(BUDGET)
-        said[policy] = [opened.measure(example, chosen).answers[0]["output"] for example in opened.examples(0)]
+        said[policy] = [
+            opened.measure(example, Applied(chosen)).answers[0]["output"] for example in opened.examples(0, 0)
+        ]
     assert said[POLICIES[0]] != said[POLICIES[1]]
 
 
@@ -157,12 +160,12 @@ def test_passes_that_leave_nothing_out_count_with_those_that_do(subject: Subject
 def test_the_same_content_is_the_same_example(subject: Subject, include: Path, tmp_path: Path) -> None:
     """Whatever the seed and the place of the task's file; and another number of shots is another one."""
     opened = Harness(task_of("choose", include), subject)
-    first = [e.digest() for e in opened.examples(0)]
+    first = [e.digest() for e in opened.examples(0, 0)]
     assert len(set(first)) == N
-    assert [e.digest() for e in opened.examples(1)] == first
+    assert [e.digest() for e in opened.examples(0, 1)] == first
     moved = tmp_path / "elsewhere"
     shutil.copytree(include, moved)
-    assert [e.digest() for e in Harness(task_of("choose", moved), subject).examples(0)] == first
+    assert [e.digest() for e in Harness(task_of("choose", moved), subject).examples(0, 0)] == first
 
 
 def options(model: Path, include: Path, store: Path, *more: str) -> list[str]:
@@ -216,8 +219,8 @@ def test_a_router_has_its_matched_control(model: Path, include: Path, tmp_path: 
 def test_a_prompt_that_lm_eval_cuts_is_noted(subject: Subject, include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Harness(task_of("write", include), subject)
     monkeypatch.setattr(opened.documents.lm, "_max_length", 150)
-    example = next(opened.examples(0))
-    run = opened.measure(example, closecall.policy("dense"))
+    example = next(opened.examples(0, 0))
+    run = opened.measure(example, Applied(closecall.policy("dense")))
     assert run.prompt_tokens == 150 - 3  # with room for the answer
     assert run.warnings == ["199 tokens are more than the 150 of tiny: lm-eval cut the prompt's beginning"]
 
@@ -242,9 +245,9 @@ def test_what_cannot_be_run(subject: Subject, include: Path) -> None:
     with pytest.raises(ValueError, match="'closecall_both' is a group of 2 lm-eval tasks: name one of them"):
         Harness(task_of("both", include), subject)
     opened = Harness(task_of("choose", include, metric="acc_nrm"), subject)
-    example = next(opened.examples(0))
+    example = next(opened.examples(0, 0))
     with pytest.raises(ValueError, match=r"metric of lm-eval:closecall_choose.* 'acc_nrm': did you mean 'acc_norm'"):
-        opened.measure(example, closecall.policy("dense"))
+        opened.measure(example, Applied(closecall.policy("dense")))
     figures = {"perplexity": 7.5}
     with pytest.raises(ValueError, match=r"perplexity of .* is 7\.5: only figures from 0 to 1 can be compared"):
         Harness(task_of("choose", include), subject)._figure(lm_eval.Answered("", figures))

@@ -209,8 +209,3 @@ def test_bad_input(subject: tuple[Any, Any], include: Path, monkeypatch: pytest.
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"closecall\[lm-eval\]"):
         lm_eval.run("closecall_local", model, tokenizer)
-
-
-def test_names() -> None:
-    assert lm_eval.is_lm_eval("lm-eval:hellaswag")
-    assert not lm_eval.is_lm_eval("niah-single")

@@ -30,7 +30,7 @@ def cluster() -> Iterator[None]:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own files and sockets
 def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path: Path) -> None:
-    panel = runner.canonical(panel_of(tiny))
+    panel = panel_of(tiny)
     with Store(tmp_path / "local.db") as store:
         runner.run(panel, store)
     expected = results(tmp_path / "local.db")

@@ -102,7 +102,7 @@ def test_a_stopped_run_is_balanced(tiny: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "results.db") as store:
         workers = Some(str(tiny))
         with pytest.raises(TiredError):
-            runner.run_model(runner.canonical(panel_of(tiny)), store, workers)
+            runner.run_model(panel_of(tiny), store, workers)
     rows = results(tmp_path / "results.db")
     assert len(rows) == 4 * 6 + 9
     cells = Counter((c.task, c.context, c.policy) for _, c, _ in rows)
@@ -165,7 +165,7 @@ def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) ->
 
 def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "died.db"
-    panel = runner.canonical(panel_of(tiny))
+    panel = panel_of(tiny)
     workers = executors.Processes(str(tiny), jobs=2)
 
     def jobs_then_kill() -> Iterator[executors.Job]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from closecall_lab.eval import store as module
-from closecall_lab.eval.store import Cell, Run, Store, StoreError, address
+from closecall_lab.eval.store import Cell, Kept, Run, Store, StoreError, address
 
 
 def run_of(example: str = "e0", policy: str = "{}", model: str = "m", **fields: Any) -> Run:
@@ -52,7 +52,7 @@ def test_what_goes_in_comes_out(path: Path) -> None:
         (row,) = store.rows()
         assert (row.cell, row.run, row.key) == (cell, run, run.key)
         assert store.models() == {"m": {"name": "tiny", "context": 512}}
-        assert store.known("m", "needle", 1024, 0, 0) == {run.key: (7.5, 100)}
+        assert store.known("m", "needle", 1024, 0, 0) == {run.key: Kept(7.5, 100)}
         assert store.known("m", "needle", 1024, 0, 1) == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from typing import Any
 
@@ -52,7 +53,17 @@ def test_the_digest_does_not_depend_on_the_order_of_notes() -> None:
 
 def test_an_example_goes_through_json() -> None:
     data = json.loads(json.dumps(dataclasses.asdict(BASE)))
-    assert data["questions"] == [{"answers": ["two"], "gold": [[4, 7]], "at": None}]
+    assert data["questions"] == [{"answers": ["two"], "gold": [[4, 7]], "at": None, "ask": ""}]
+
+
+def test_addresses_of_examples_that_were_stored_before_shared_contexts_stay() -> None:
+    data = dataclasses.asdict(BASE)
+    for question in data["questions"]:
+        del question["ask"]
+    assert BASE.digest() == hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    shared = dataclasses.replace(BASE, questions=(Question(("two",), ask="Which?"),))
+    assert shared.shared
+    assert shared.digest() != dataclasses.replace(BASE, questions=(Question(("two",), ask="What?"),)).digest()
 
 
 @pytest.mark.parametrize(
@@ -64,6 +75,8 @@ def test_an_example_goes_through_json() -> None:
         ((Question(("two",), ((4, 14),)),), r"gold span \(4, 14\), but its prompt has 13 characters"),
         ((Question(("two",), ((4, 4),)),), r"gold span \(4, 4\)"),
         ((Question(("two",), (), at=3),), "no answer 'two' at character 3"),
+        ((Question(("two", "one"), ask="Which?"),), "a question with `ask` has one answer"),
+        ((Question(("two",), ask="Which?"), Question(("two",))), "either all questions continue the prompt"),
     ],
 )
 def test_examples_that_make_no_sense(questions: tuple[Question, ...], message: str) -> None:

@@ -179,13 +179,12 @@ class Answers:
 
 def answers(panel: RingPanel, store: Store, against: Sequence[Spec], *, jobs: int = 1) -> Answers:
     """Runs what the store does not have yet, and reads the panel's part of it."""
-    panel_run = runner.canonical(panel)
-    models = runner.run(panel_run, store, jobs=jobs)
-    wanted = {(str(spec), budget) for spec, budget in panel_run.variants}
+    models = runner.run(panel, store, jobs=jobs)
+    wanted = {(str(spec), budget) for spec, budget in panel.variants}
     last = numbers(panel.part, panel.n)[-1]
     found: list[Group] = []
     for model in models:
-        for task, context in panel_run.places:
+        for task, context in panel.places:
             where = {"model": model, "task": task, "context": context, "seed": panel.seed}
             groups = summary.groups(store, variants=wanted, n=last + 1, **where)
             found += [_part_of(group, panel.part) for group in groups]

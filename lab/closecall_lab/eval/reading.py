@@ -1,0 +1,171 @@
+"""A text without questions: how far what a policy predicts is from what dense attention predicts, at every position.
+
+Dense's final hidden states are kept (tokens x width, small), and logits are made from them a slice at a time: so the
+divergence is exact over the whole vocabulary, and memory is bounded whatever the text's length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from closecall.hf.attach import attach
+from closecall.policy import Policy
+from closecall.policy import policy as make_policy
+
+from ..tasks.example import Example, encode_example
+from ..tasks.text import Text
+from .kept import Asked, Sums, Watch, by_layer, everything, mean
+from .matched import Applied
+from .store import Run
+from .subject import Subject
+
+SLICE = 128  # rows whose logits are there at once
+PARTS = 8  # of a text, from front to back, that are reported apart
+
+
+class Texts:
+    """The task `text` on one model. Dense's reading of the last text is held: all policies are compared with it."""
+
+    def __init__(self, task: Text, subject: Subject) -> None:
+        self.task = task
+        self.subject = subject
+        self._dense: tuple[str, Tensor] | None = None  # by the example's digest
+
+    def examples(self, context: int, seed: int) -> Iterator[Example]:
+        return self.task.examples(self.subject.loaded.tokenizer, context, 2**31, seed)
+
+    def measure(self, example: Example, applied: Applied) -> Run:
+        loaded, digest, policy = self.subject.loaded, example.digest(), applied.policy
+        ids = encode_example(loaded.tokenizer, example).ids[: example.context]
+        self.subject.check_room(len(ids))
+        start = time.perf_counter()
+        if self._dense is None or self._dense[0] != digest:
+            self._dense = (digest, _read(loaded.model, ids, make_policy("dense")).hidden)
+        reading = _read(loaded.model, ids, policy)
+        gaps = divergence(loaded.model, self._dense[1], reading.hidden, ids, self.task.positions)
+        answer = gaps.summary(len(ids))
+        return Run(
+            model=self.subject.fingerprint,
+            example=digest,
+            policy=applied.to_json(),
+            score=answer["score"],
+            correct=int(answer["correct"]),
+            questions=1,
+            effective_budget=mean([s.kept / s.tiles for s in reading.layers]),
+            kept_fraction=mean([s.kept / s.visible for s in reading.layers]),
+            prompt_tokens=len(ids),
+            wall=time.perf_counter() - start,
+            answers=[answer | {"asked_triggered": round(mean([s.last_triggered for s in reading.layers]), 4)}],
+            layers={"prefill_seconds": round(reading.seconds, 4)} | by_layer(reading.indices, reading.layers),
+            warnings=reading.notes,
+        )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    hidden: Tensor  # [tokens, width], as the head takes them
+    seconds: float
+    indices: list[int]
+    layers: list[Sums]
+    notes: list[str]
+
+
+def _read(model: Any, ids: list[int], policy: Policy) -> _Reading:
+    """One prefill by the policy."""
+    asked, caught = [Asked(row=len(ids) - 1, gold=[])], []
+    watch = Watch(asked)
+    hook = model.base_model.register_forward_hook(lambda _, __, out: caught.append(out.last_hidden_state[0]))
+    try:
+        with torch.no_grad(), attach(model, policy) as handle:
+            handle.watch(watch.see)
+            begin = time.perf_counter()
+            last = model(torch.tensor([ids], device=model.device), logits_to_keep=1, use_cache=False).logits[0, -1]
+            seconds = time.perf_counter() - begin
+            indices, notes = list(handle.stats()), handle.warnings(len(ids))
+    finally:
+        hook.remove()
+    (hidden,) = caught
+    _check_head(model, hidden[-1:], last)
+    layers = [watch.layers.get(i) or everything(len(ids), policy, 1, asked) for i in indices]
+    return _Reading(hidden, seconds, indices, layers, notes)
+
+
+def logits_of(model: Any, hidden: Tensor) -> Tensor:
+    """What the model's head makes of hidden states, in float32."""
+    config = model.config.get_text_config()
+    with torch.no_grad():
+        logits: Tensor = model.get_output_embeddings()(hidden).float()
+    scaled = getattr(config, "logits_scaling", None)  # Granite
+    logits = logits / scaled if scaled else logits
+    cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def _check_head(model: Any, hidden: Tensor, expected: Tensor) -> None:
+    """The model's own last logits tell whether `logits_of` knows all that this model does to them."""
+    made, room = logits_of(model, hidden)[0], 0.02 * float(expected.float().abs().max())
+    off = float((made - expected.float()).abs().max())
+    if off > room:
+        raise ValueError(
+            f"{type(model).__name__} does something to its logits that closecall does not know (they are off by "
+            f"{off:.3g}): texts cannot be compared on it"
+        )
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """At every evaluated position: KL(dense || policy) over the vocabulary in nats, the loss under both, and whether
+    their first choices agree."""
+
+    at: Tensor  # the positions, of the token that predicts
+    kl: Tensor
+    loss: Tensor
+    dense_loss: Tensor
+    agree: Tensor
+
+    def summary(self, tokens: int) -> dict[str, Any]:
+        """As it is stored: means over the text, and over its parts from front to back."""
+        part = (self.at * PARTS // tokens).clamp(max=PARTS - 1)
+
+        def means(values: Tensor) -> list[float | None]:
+            picked = (values[part == p] for p in range(PARTS))
+            return [round(float(v.double().mean()), 6) if len(v) else None for v in picked]
+
+        agreement = float(self.agree.double().mean())
+        return {
+            "score": round(agreement, 6),
+            "correct": bool(self.agree.all()),
+            "output": "",
+            "positions": len(self.at),
+            "kl": round(float(self.kl.double().mean()), 7),
+            "loss": round(float(self.loss.double().mean()), 6),
+            "dense_loss": round(float(self.dense_loss.double().mean()), 6),
+            "agreement": round(agreement, 6),
+            "kl_by_part": means(self.kl),
+            "loss_change_by_part": means(self.loss - self.dense_loss),
+            "agreement_by_part": means(self.agree.float()),
+        }
+
+
+def divergence(model: Any, dense: Tensor, other: Tensor, ids: list[int], positions: int = 0) -> Gaps:
+    """Compares two readings of the same tokens at so many positions, evenly spread up to the last but one."""
+    every = len(ids) - 1
+    count = min(positions, every) or every
+    at = torch.linspace(every - 1, 0, count).round().long().flip(0)  # the last one always
+    target = torch.tensor(ids, device=dense.device)[at + 1]
+    kl, loss, dense_loss, agree = [], [], [], []
+    for begin in range(0, count, SLICE):
+        rows, next_token = at[begin : begin + SLICE], target[begin : begin + SLICE, None]
+        p = torch.log_softmax(logits_of(model, dense[rows]), -1)
+        q = torch.log_softmax(logits_of(model, other[rows]), -1)
+        kl.append((p.exp() * (p - q)).sum(-1).clamp(min=0))
+        loss.append(-q.gather(1, next_token)[:, 0])
+        dense_loss.append(-p.gather(1, next_token)[:, 0])
+        agree.append(p.argmax(-1) == q.argmax(-1))
+    return Gaps(at, *(torch.cat(parts).cpu() for parts in (kl, loss, dense_loss, agree)))

@@ -1,0 +1,125 @@
+"""What `closecall eval` prints of texts: how far every policy's predictions are from dense attention's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from closecall.registry import unknown
+
+from ..spine.table import Column, Table
+from . import statistics
+from .statistics import Estimate
+from .summary import Group, Variant, label, where
+
+MEASURES = {"kl": "KL to dense, in nats", "loss_change": "change in loss", "agreement": "agreement of the first choice"}
+
+
+def is_text(group: Group) -> bool:
+    """Whether the group's examples are texts without questions."""
+    return any("kl" in answer for rows in group.rows.values() for row in rows for answer in row.run.answers)
+
+
+def values(group: Group, variant: Variant, measure: str) -> list[float]:
+    """One value for each text: the unit of all statistics."""
+    answers = [row.run.answers[0] for row in group.rows[variant]]
+    if measure not in MEASURES:
+        raise unknown("measure of a text", measure, MEASURES)
+    return [a["loss"] - a["dense_loss"] if measure == "loss_change" else a[measure] for a in answers]
+
+
+def lines(group: Group) -> list[dict[str, Any]]:
+    """A line for each policy: every measure with its interval over texts, and what the policy kept."""
+    found = []
+    for line in group.lines():
+        variant = (line.policy, line.budget)
+        texts = [values(group, variant, measure) for measure in MEASURES]
+        estimates = (statistics.clustered(v, range(len(v))) for v in texts)
+        parts = [row.run.answers[0]["kl_by_part"] for row in group.rows[variant]]
+        found.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": _means(parts)})
+    return found
+
+
+def _means(texts: Sequence[Sequence[float | None]]) -> list[float | None]:
+    columns = ([x for x in column if x is not None] for column in zip(*texts, strict=True))
+    return [sum(column) / len(column) if column else None for column in columns]
+
+
+def tables(group: Group, name: str) -> list[Table]:
+    """Policies against dense, against each other, and along the text."""
+    if not group.rows:
+        return []
+    rows = lines(group)
+    runs = [row.run for row in next(iter(group.rows.values()))]
+    positions = sum(run.answers[0]["positions"] for run in runs)
+    title = f"{where(group.task, group.context)} on {name}: {len(runs)} texts, {positions} positions"
+    notes = [*_NOTES, *(f"Warning: {w}" for w in group.warnings)]
+    if group.left_out:
+        notes.append(f"{group.left_out} texts are left out, because some policy has not run them yet.")
+    found = [Table(title, _LINE, rows, notes)]
+    pairs = [(a, b) for a, b in group.pairs() if a in group.rows and b in group.rows]
+    if pairs:
+        found.append(Table("Between policies: KL to dense", _COMPARISON, _compare(group, pairs), _TESTS))
+    parts = len(rows[0]["kl_by_part"])
+    columns = [Column("policy", lambda r: r["policy"], left=True), Column("budget", lambda r: r["budget"] or None)]
+    columns += [Column(f"{i + 1}/{parts}", partial(_part, i), ".4f") for i in range(parts)]
+    found.append(Table("KL to dense along the text", columns, rows, ("each column is a part of the text, in order",)))
+    return found
+
+
+def _part(i: int, row: dict[str, Any]) -> float | None:
+    found: float | None = row["kl_by_part"][i]
+    return found
+
+
+def _compare(group: Group, pairs: Sequence[tuple[Variant, Variant]]) -> list[dict[str, Any]]:
+    compared: list[dict[str, Any]] = []
+    for a, b in pairs:
+        difference = [x - y for x, y in zip(values(group, a, "kl"), values(group, b, "kl"), strict=True)]
+        better = sum(d < 0 for d in difference)
+        compared.append(
+            {
+                "a": label(a),
+                "b": label(b),
+                "difference": statistics.clustered(difference, range(len(difference))),
+                "better": better,
+                "worse": sum(d > 0 for d in difference),
+                "p": statistics.sign_flips(difference),
+            }
+        )
+    corrected = statistics.holm([c["p"] for c in compared])
+    return [c | {"p": p} for c, p in zip(compared, corrected, strict=True)]
+
+
+def _fine(estimate: Estimate) -> str:
+    """Four digits behind the point: texts differ by little."""
+    bounds = "" if estimate.low != estimate.low else f" [{estimate.low:.4f}, {estimate.high:.4f}]"
+    return f"{estimate.value:.4f}{bounds}"
+
+
+_LINE = (
+    Column("policy", lambda r: r["policy"], left=True),
+    Column("budget", lambda r: r["budget"] or None),
+    Column("tile budget", lambda r: r["tile_budget"]),
+    Column("effective", lambda r: r["effective_budget"], ".1f"),
+    Column("kept", lambda r: r["kept_fraction"], ".0%"),
+    Column("KL", lambda r: _fine(r["kl"])),
+    Column("loss change", lambda r: _fine(r["loss_change"])),
+    Column("agreement", lambda r: _fine(r["agreement"])),
+    Column("seconds", lambda r: r["wall"], ".1f"),
+)
+_NOTES = (
+    "KL: KL(dense || policy) over the vocabulary, in nats; loss change: of the text's own next token;",
+    "agreement: positions where the likeliest token is dense's. Means over positions; 95% by bootstrap over texts;",
+    "effective: measured kept blocks a tile; kept: of the blocks that tiles see.",
+)
+_COMPARISON = (
+    Column("policy", lambda r: r["a"], left=True),
+    Column("against", lambda r: r["b"], left=True),
+    Column("difference", lambda r: _fine(r["difference"])),
+    Column("nearer", lambda r: r["better"]),
+    Column("farther", lambda r: r["worse"]),
+    Column("p", lambda r: r["p"], ".3g"),
+)
+_TESTS = ("p: sign flips of whole texts, Holm-corrected over this table; below zero the first is nearer to dense.",)
