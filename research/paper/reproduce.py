@@ -33,7 +33,7 @@ LEAST = 3  # of a scaled budget: below it a tile is left with no choice beside t
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScaledExperiment:
     """An experiment as it will run: the paper's sizes divided by `scale`, tasks that fit the model, data filled in."""
 
     experiment: Experiment
@@ -134,7 +134,7 @@ def make_plan(
     scale: Fraction | None = None,
     seed: int = 0,
     data: Sequence[str] = (),
-) -> Plan:
+) -> ScaledExperiment:
     """Checks that the model can do it, that the data is there, and leaves out, saying so, what cannot be run."""
     factor = default_scale(model) if scale is None else scale
     if factor < 1:
@@ -145,7 +145,7 @@ def make_plan(
     for name in named:
         if name not in _sources(experiment):
             raise unknown(f"data of {experiment.name}", name, _sources(experiment))
-    plan = Plan(experiment, model, factor, experiment.n if n is None else n, seed, tuple(data))
+    plan = ScaledExperiment(experiment, model, factor, experiment.n if n is None else n, seed, tuple(data))
     if plan.is_probe and any(t not in FOR_PROBES for part in experiment.parts for t in part.tasks):
         raise ValueError(
             f"{experiment.name} is real text, and the probes know a thousand words: take another model, like smollm2"
@@ -159,7 +159,7 @@ def make_plan(
     return dataclasses.replace(plan, parts=tuple(parts), left_out=tuple(left_out))
 
 
-def _possible(plan: Plan) -> tuple[list[Part], list[str]]:
+def _possible(plan: ScaledExperiment) -> tuple[list[Part], list[str]]:
     """Without contexts that the small model we scaled for was never trained to read."""
     entry = known_models.find(plan.model) if plan.scale != 1 else None
     trained = entry.trained_context if entry else None
@@ -190,7 +190,7 @@ def _data(task: str, data: Sequence[str]) -> str | None:
     return next((item for item in reversed(data) if "=" not in item), None)
 
 
-def _readable(plan: Plan, parts: list[Part]) -> tuple[list[Part], list[str]]:
+def _readable(plan: ScaledExperiment, parts: list[Part]) -> tuple[list[Part], list[str]]:
     """Reads the data now: what is missing must be known before a model is loaded."""
     for item in plan.data:
         if "," in item:
@@ -231,7 +231,7 @@ def _problem(task: str, source: dict[str, str]) -> Exception | None:
     return None
 
 
-def _how(plan: Plan, error: Exception) -> Exception:
+def _how(plan: ScaledExperiment, error: Exception) -> Exception:
     if plan.experiment.name == "longbench-v2":
         files = "--data FILE with LongBench-v2's rows (JSON, JSON Lines or Parquet; on the hub: THUDM/LongBench-v2)"
     else:
@@ -247,7 +247,7 @@ def _how(plan: Plan, error: Exception) -> Exception:
 class Outcome:
     """What came out, found by the paper's own sizes."""
 
-    plan: Plan
+    plan: ScaledExperiment
     gathered: Gathered
 
     def setting(self, task: str, context: int) -> Setting | None:
@@ -261,7 +261,7 @@ class Outcome:
 
 
 def run(
-    plan: Plan,
+    plan: ScaledExperiment,
     store: Store,
     *,
     dtype: str | None = None,

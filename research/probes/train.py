@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from closecall_lab.probes import TOKENIZER, shape, text
 from closecall_lab.probes.words import tokenizer
+from closecall_lab.spine import files
 
 from .optim import Optimizers
 
@@ -48,7 +49,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Training:
     """A whole training."""
 
     stages: tuple[Stage, ...] = (
@@ -66,7 +67,7 @@ class Plan:
     changes: tuple[tuple[str, Any], ...] = ()  # to the shape, for small trials
 
 
-PLAN = Plan()
+PLAN = Training()
 
 
 @dataclass
@@ -162,7 +163,7 @@ def forward(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.T
 class Run:
     """One training in one directory: `log.jsonl`, `checkpoint.pt`, and at the end the model."""
 
-    def __init__(self, name: str, seed: int, directory: Path, plan: Plan = PLAN) -> None:
+    def __init__(self, name: str, seed: int, directory: Path, plan: Training = PLAN) -> None:
         self.name, self.first_seed, self.directory, self.plan = name, seed, directory, plan
         directory.mkdir(parents=True, exist_ok=True)
         self.checkpoint = directory / "checkpoint.pt"
@@ -183,7 +184,6 @@ class Run:
         return {"name": self.name, "seed": self.first_seed, "plan": repr(self.plan)}
 
     def _save(self) -> None:
-        part = self.checkpoint.with_suffix(".part")
         state = {
             "about": self._about(),
             "progress": vars(self.progress),
@@ -191,11 +191,10 @@ class Run:
             "model": self.model.state_dict(),
             "optimizers": self.optimizers.state(),
         }
-        with part.open("wb") as file:
+        with files.draft(self.checkpoint) as part, part.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, self.checkpoint)
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, weights_only=True)

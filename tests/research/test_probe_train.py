@@ -14,11 +14,11 @@ import torch
 from closecall_lab.probes import shape
 from closecall_lab.probes.words import ARROW, IDS
 from research.probes import train
-from research.probes.train import Plan, Run, Stage, StuckError
+from research.probes.train import Run, Stage, StuckError, Training
 
 SMALL = (("hidden_size", 16), ("intermediate_size", 16), ("num_hidden_layers", 2), ("head_dim", 16))
 # Two short stages that pass whatever happens, then the last one.
-EASY = Plan(
+EASY = Training(
     stages=(Stage(32, 2, 0.0, 50, active=8), Stage(48, 2, 0.0, 50, active=8), Stage(64, 1, 0.0, 12, active=8)),
     window=7, warmup=4, checkpoint_every=5, changes=SMALL,
 )  # fmt: skip
@@ -48,7 +48,7 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> N
         from pathlib import Path
         import torch
         from research.probes import train
-        from research.probes.train import Plan, Stage
+        from research.probes.train import Training, Stage
         torch.set_num_threads(1)
         run = train.Run({name!r}, 3, Path(sys.argv[1]), {EASY!r})
         step = run._step
@@ -86,7 +86,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_a_stuck_seed_is_retried_and_recorded(tmp_path: Path) -> None:
-    hopeless = Plan(stages=(Stage(32, 1, 1.01, 8, active=8), *EASY.stages[1:]), window=2, changes=SMALL)
+    hopeless = Training(stages=(Stage(32, 1, 1.01, 8, active=8), *EASY.stages[1:]), window=2, changes=SMALL)
     said: list[str] = []
     with pytest.raises(StuckError, match="seed 3005 stuck at"):
         Run("qwen2", 5, tmp_path, hopeless).finish(said.append)

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from ..spine.options import count, each
+from ..spine import files
+from ..spine.options import count, each, output_file
+from ..spine.progress import Line, written
 from . import devices
 
 Commands = Any  # argparse's sub-parser collection, whose type is private
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text if text.endswith("\n") else text + "\n")
-    print(f"wrote {path}", file=sys.stderr)
-
-
-def _outputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there, machine-readable")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a page there")
 
 
 def add_gpu_report(commands: Commands) -> None:
@@ -36,7 +26,8 @@ def add_gpu_report(commands: Commands) -> None:
     parser.add_argument("--arch", metavar="NAME,...", help=f"targets, of {', '.join(devices.TARGETS)} (all)")
     parser.add_argument("--kernel", metavar="TEXT", help="only variants with this in their name, like attend or D128")
     parser.add_argument("--jobs", metavar="N", help="compilers at a time (one per core)")
-    _outputs(parser)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there, machine-readable")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a page there")
 
     def run(args: argparse.Namespace) -> None:
         from . import report
@@ -46,19 +37,24 @@ def add_gpu_report(commands: Commands) -> None:
             archs = each("--arch", args.arch, lambda name: devices.target(name).arch)
         jobs = None if args.jobs is None else count("--jobs")(args.jobs)
 
+        for option, path in (("--json", args.json), ("--markdown", args.markdown)):
+            if path is not None:
+                output_file(option, path)
+        line = Line()
+
         def progress(done: int, total: int, job: tuple[str, str]) -> None:
-            line = f"{done}/{total}  {job[1]} for {job[0]}"
-            if sys.stderr.isatty():  # one line that is written over
-                print(f"\x1b[K{line}", end="\n" if done == total else "\r", file=sys.stderr, flush=True)
-            elif done % 20 == 0 or done == total:
-                print(line, file=sys.stderr, flush=True)
+            text = f"{done}/{total}  {job[1]} for {job[0]}"
+            if done == total:
+                line.finish(text)
+            else:
+                line.show(lambda: text)
 
         found = report.gather(archs, kernel=args.kernel, jobs=jobs, progress=progress)
         print(report.text(found))
         if args.json is not None:
-            _write(args.json, json.dumps(found.to_dict(), indent=1))
+            written([files.write(args.json, json.dumps(found.to_dict(), indent=1) + "\n")])
         if args.markdown is not None:
-            _write(args.markdown, report.markdown(found, str(args.markdown)))
+            written([files.write(args.markdown, report.markdown(found, str(args.markdown)).rstrip("\n") + "\n")])
         if broken := found.problems():
             total = len(found.facts) + len(found.failures)
             raise ValueError(f"{len(broken)} of {total} variants break an aim: {broken[0]}")

@@ -174,7 +174,7 @@ NOTES = (
 def table(report: Report) -> Table:
     rows = [f.to_dict() for f in report.facts]
     title = f"What the GPU kernels compile to: {len(rows)} variants, triton {_version('triton')}"
-    return Table(title, COLUMNS, rows, NOTES)
+    return Table(title, COLUMNS, rows, NOTES, keys=2)
 
 
 def _kernel(name: str) -> str:

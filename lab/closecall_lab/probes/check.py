@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..spine import files
 from . import text
 from .words import END, IDS
 
@@ -153,9 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\r{result}", end=" ", file=sys.stderr, flush=True)
             if given.out:
                 asked = [r.facts() for r in results if r.questions]
-                part = given.out.with_suffix(".part")
-                part.write_text(json.dumps({"weights": weights, "results": asked}, indent=1) + "\n")
-                os.replace(part, given.out)
+                files.write(given.out, json.dumps({"weights": weights, "results": asked}, indent=1) + "\n")
 
         examine(model, result, given.n, after)
         print(file=sys.stderr)

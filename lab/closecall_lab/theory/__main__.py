@@ -1,4 +1,4 @@
-"""Numbers for the documentation: `python -m closecall_lab.theory speed`, and `tightness` in place of `speed`."""
+"""How close certificates come to the truth on made-up tensors: `python -m closecall_lab.theory tightness`."""
 
 from __future__ import annotations
 
@@ -11,37 +11,7 @@ from closecall.api import attend, select
 from closecall.certify.certificate import certify
 from closecall.policy import Policy, policy
 
-from .gaps import Tiles
-from .monte_carlo import Estimate, estimate, regret
 from .tightness import tightness
-
-_PART = 50_000  # tiles held at once
-
-
-def speed(tiles: int, blocks: int, keep: int, expanded: int, samples: int, seed: int) -> str:
-    """Time of a Monte Carlo over made-up tiles (normal scores, tau a tenth of their spread), part by part."""
-    generator = torch.Generator().manual_seed(seed)
-    parts, wall, cpu = [], 0.0, 0.0
-    margins = []
-    for first in range(0, tiles, _PART):
-        n = min(_PART, tiles - first)
-        scores = torch.randn(n, blocks, generator=generator).sort(1, descending=True).values
-        started, used = time.perf_counter(), time.process_time()
-        parts.append(estimate(Tiles.of(scores, keep, expanded), 0.1, samples=samples, seed=seed + first))
-        wall, cpu = wall + time.perf_counter() - started, cpu + time.process_time() - used
-        cut = scores[:, keep]
-        margins.append((scores[:, keep - 1] - cut) / (scores[:, 0] - cut))
-    found, margin = Estimate.cat(parts), torch.cat(margins)
-    started, used = time.perf_counter(), time.process_time()
-    fired = torch.zeros(tiles, dtype=torch.bool)
-    fired[margin.argsort()[: int(0.4 * tiles)]] = True
-    lost = regret(found, fired)
-    wall, cpu = wall + time.perf_counter() - started, cpu + time.process_time() - used
-    return (
-        f"{tiles} tiles of {blocks} blocks, keep {keep}, expanded {expanded}, {samples} draws each: {cpu:.0f} s of "
-        f"processor time, {wall:.0f} s on the clock\nmean V* {float(found.value.mean()):.4f}; regret of the margin "
-        f"between {lost.low:.4f} (error {lost.error:.1e}) and {lost.high:.4f}"
-    )
 
 
 def inputs(kind: str, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -84,19 +54,11 @@ def tightness_table(n: int, seed: int) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m closecall_lab.theory", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    fast = commands.add_parser("speed", help="time a Monte Carlo over made-up tiles")
-    defaults = {"tiles": 5_000_000, "blocks": 160, "keep": 63, "expanded": 129, "samples": 16, "seed": 0}
-    for name, value in defaults.items():
-        fast.add_argument(f"--{name}", type=int, default=value)
-    tight = commands.add_parser("tightness", help="how close certificates come to the truth on made-up tensors")
-    tight.add_argument("--context", type=int, default=2048)
-    tight.add_argument("--seed", type=int, default=0)
-    given = vars(parser.parse_args(arguments))
-    if given.pop("command") == "speed":
-        print(speed(**given))
-    else:
-        print(tightness_table(given["context"], given["seed"]))
+    parser.add_argument("what", choices=["tightness"], help="how close certificates come to the truth")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    print(tightness_table(args.context, args.seed))
 
 
 if __name__ == "__main__":

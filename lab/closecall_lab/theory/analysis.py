@@ -76,7 +76,7 @@ class Signal:
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class ScorerDiagnosis:
     """All about one scorer. `cells` are its columns without the cells whose scores are not numbers."""
 
     scorer: str
@@ -100,7 +100,7 @@ class Finding:
         return next(s for s in self.signals if s.name == name)
 
 
-def analyse(dump: Dump, scorer: str, *, samples: int = 32, seed: int = 0) -> Finding:
+def analyse(dump: Dump, scorer: str, *, samples: int = 32, seed: int = 0) -> ScorerDiagnosis:
     """Reads a dump in two passes; scores are never all in memory."""
     q = dump.facts["q"]
     everything = dump.columns(list(COLUMNS), scorer)
@@ -115,7 +115,7 @@ def analyse(dump: Dump, scorer: str, *, samples: int = 32, seed: int = 0) -> Fin
     quantile = fired["quantile"]
     best = at_cost(found, extra, int(extra[quantile].sum()))
     by_layer = best.by(torch.from_numpy(cells["layer"].astype(np.int64)))
-    return Finding(
+    return ScorerDiagnosis(
         scorer=scorer,
         facts=dump.facts,
         cells=cells,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..spine.table import Column, Table
-from .analysis import BY_TILE, Finding, Scales, analyse
+from .analysis import BY_TILE, Scales, ScorerDiagnosis, analyse
 from .dump import Dump
 from .signals import SIGNALS, Mean
 
@@ -54,7 +54,7 @@ def _regime(scales: Sequence[Scales]) -> str | None:
     return "noise-dominated" if noisy == len(found) else f"noise-dominated in {noisy} of {len(found)} layers"
 
 
-def scales_table(findings: Sequence[Finding]) -> Table:
+def scales_table(findings: Sequence[ScorerDiagnosis]) -> Table:
     """The paper's table, and what it owed."""
     rows = []
     for f in findings:
@@ -93,7 +93,7 @@ def scales_table(findings: Sequence[Finding]) -> Table:
     return Table(f"Scales and regime: {setting(first.facts)}", columns, rows, notes)
 
 
-def _not_numbers(f: Finding) -> str:
+def _not_numbers(f: ScorerDiagnosis) -> str:
     said = []
     if f.not_numbers:
         said.append(f"{f.not_numbers} cells with scores that are not numbers, left out of everything here")
@@ -102,7 +102,7 @@ def _not_numbers(f: Finding) -> str:
     return f"{f.scorer}: " + "; ".join(said)
 
 
-def triggers_table(f: Finding) -> Table:
+def triggers_table(f: ScorerDiagnosis) -> Table:
     rows: list[dict[str, Any]] = [
         {
             "trigger": t.name,
@@ -138,7 +138,7 @@ def triggers_table(f: Finding) -> Table:
     return Table(f"Triggers on {f.scorer}", columns, rows, notes)
 
 
-def layers_table(f: Finding) -> Table:
+def layers_table(f: ScorerDiagnosis) -> Table:
     value = f.estimate.value.numpy()
     best = best_signal(f)
     rows = []
@@ -181,7 +181,7 @@ def layers_table(f: Finding) -> Table:
     return Table(f"Layers under {f.scorer}", columns, rows, notes)
 
 
-def best_signal(f: Finding, among: Sequence[str] = FREE) -> str:
+def best_signal(f: ScorerDiagnosis, among: Sequence[str] = FREE) -> str:
     """The signal, other than sigma, that agrees best with what expansion regains."""
     known = [s for s in f.signals if s.name in among and s.name != "margin" and s.regained.n]
     return max(known, key=lambda s: s.regained.value).name if known else among[-1]
@@ -192,7 +192,7 @@ def _clearly(better: Mean, than: Mean) -> bool:
     return better.value - than.value > 2 * math.hypot(better.error, than.error)
 
 
-def verdict(f: Finding) -> str:
+def verdict(f: ScorerDiagnosis) -> str:
     """In plain words, whether sigma is a good signal here and which would be better."""
     sigma, free, rows = (f.signal(name).regained for name in ("margin", best_signal(f), best_signal(f, BY_ROW)))
     if not sigma.n:
@@ -208,7 +208,7 @@ def verdict(f: Finding) -> str:
     return said
 
 
-def _asked(f: Finding) -> list[str]:
+def _asked(f: ScorerDiagnosis) -> list[str]:
     asked = f.cells["gold"] > 0
     if not asked.any():
         return []
@@ -218,7 +218,7 @@ def _asked(f: Finding) -> list[str]:
     ]
 
 
-def signals_table(f: Finding) -> Table:
+def signals_table(f: ScorerDiagnosis) -> Table:
     rows: list[dict[str, Any]] = [
         {
             "signal": s.name,
@@ -249,14 +249,14 @@ def signals_table(f: Finding) -> Table:
     return Table(f"Which signal predicts the loss, {f.scorer}", columns, rows, notes)
 
 
-def tables(findings: Sequence[Finding]) -> list[Table]:
+def tables(findings: Sequence[ScorerDiagnosis]) -> list[Table]:
     found = [scales_table(findings)]
     for f in findings:
         found += [triggers_table(f), signals_table(f), layers_table(f)]
     return found
 
 
-def findings_of(dump: Dump, *, samples: int = 32, seed: int = 0) -> list[Finding]:
+def findings_of(dump: Dump, *, samples: int = 32, seed: int = 0) -> list[ScorerDiagnosis]:
     return [analyse(dump, scorer, samples=samples, seed=seed) for scorer in dump.facts["scorers"]]
 
 
@@ -268,7 +268,7 @@ def command(facts: dict[str, Any]) -> str:
 
 
 def markdown(
-    findings: Sequence[Finding], more: Sequence[Table] = (), pictures: Sequence[str] = (), certified: str = ""
+    findings: Sequence[ScorerDiagnosis], more: Sequence[Table] = (), pictures: Sequence[str] = (), certified: str = ""
 ) -> str:
     """One page. `more`: further tables; `pictures`: files beside it; `certified`: the budgets of `--certify`."""
     facts = findings[0].facts

@@ -10,7 +10,7 @@ import numpy as np
 from ..spine.figure import frame, plain, widen
 from ..spine.style import BUDGET, COLOURS, INK
 from . import signals
-from .analysis import BY_TILE, Finding, cells_of
+from .analysis import BY_TILE, ScorerDiagnosis, cells_of
 from .certified import LEVELS, Share
 from .diagnose_report import setting
 from .signals import Array
@@ -26,13 +26,13 @@ def colour(scorer: str) -> str:
     return _COLOUR.get(scorer, COLOURS["auto"])
 
 
-def _where(finding: Finding) -> str:
+def _where(finding: ScorerDiagnosis) -> str:
     text = setting(finding.facts)
     half = text.index("; ") + 2
     return f"{text[:half].rstrip('; ')}\n{text[half:]}"
 
 
-def margins(findings: Sequence[Finding]) -> Figure:
+def margins(findings: Sequence[ScorerDiagnosis]) -> Figure:
     """sigma by layer: why one threshold for all layers fails."""
     from matplotlib.ticker import MaxNLocator
 
@@ -54,7 +54,7 @@ def margins(findings: Sequence[Finding]) -> Figure:
     return figure
 
 
-def _thresholds(f: Finding) -> list[float]:
+def _thresholds(f: ScorerDiagnosis) -> list[float]:
     """By layer, the q-quantile of the margins averaged over heads."""
     unit = cells_of(f.cells).unit.numpy()
     mean = signals.by_tile(f.cells["margin"].astype(np.float64), unit)
@@ -62,7 +62,7 @@ def _thresholds(f: Finding) -> list[float]:
     return [float(np.quantile(mean[layer == n], f.facts["q"])) for n in f.layers]
 
 
-def value(findings: Sequence[Finding]) -> Figure:
+def value(findings: Sequence[ScorerDiagnosis]) -> Figure:
     """V* and the true gain against sigma: does a small margin mean that expansion pays?"""
     figure, grid = frame("What expansion is worth, by margin", _where(findings[0]), len(findings), 2, gap=GAP)
     for row, f in zip(grid, findings, strict=True):
@@ -102,7 +102,7 @@ def binned(x: Array, y: Array, bins: int = 20) -> tuple[Array, ...]:
     return tuple(np.array(column) for column in zip(*found, strict=True))
 
 
-def regrets(findings: Sequence[Finding]) -> Figure:
+def regrets(findings: Sequence[ScorerDiagnosis]) -> Figure:
     """Regret of every trigger by the theory's model, and what each really regains."""
     figure, grid = frame("Triggers: regret, and mass regained", _where(findings[0]), len(findings), 2, gap=GAP)
     widen(figure, 0.7)
@@ -149,7 +149,7 @@ def tightness(found: Sequence[Share], where: str) -> Figure:
     return figure
 
 
-def drawn(findings: Sequence[Finding], certified: Sequence[Share]) -> dict[str, Figure]:
+def drawn(findings: Sequence[ScorerDiagnosis], certified: Sequence[Share]) -> dict[str, Figure]:
     """Every picture, by file stem."""
     made = {"margins": margins(findings), "value": value(findings), "regret": regrets(findings)}
     if certified:

@@ -378,7 +378,7 @@ def subject() -> Subject:
 STUDY: dict[str, Any] = {"model": "probe", "task": "probe-scattered", "context": 2048, "n": 2, "budget": 6}
 
 
-PICTURES = ["margins.png", "value.png", "regret.png", "tightness.png"]
+PICTURES = [f"{name}.{kind}" for name in ("margins", "value", "regret", "tightness") for kind in ("png", "svg")]
 
 
 def command(*arguments: str) -> None:
@@ -412,7 +412,7 @@ def test_the_command_diagnoses_a_probe(tmp_path: Path, capsys: pytest.CaptureFix
         proved, could = share.at(0.1)
         assert 12 / 32 < proved < could < 1  # the first 12 tiles keep everything
         assert share.certified[-1] == share.really[-1] == share.rows
-    again = markdown(findings_of(Dump(tmp_path), samples=4), [certified.table(shares)], PICTURES, "6")
+    again = markdown(findings_of(Dump(tmp_path), samples=4), [certified.table(shares)], PICTURES[::2], "6")
     assert again == page
 
 
@@ -449,6 +449,8 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
         (["diagnose", "--model", "probe", "--task", "probe-needle", "--scorers", "quests"], "did you mean 'quest'"),
         (["diagnose", "--model", "probe", "--task", "probe-needle", "--context", "4k"], "at least 8449 tokens"),
         (["calibrate", "--model", "probe"], "--task is missing"),
+        (["calibrate", "--model", "probe", "--task", "probe-needle", "--out", "."], "is a directory; name a file"),
+        (["diagnose", "--model", "probe", "--task", "probe-needle", "--budget", "8", "--out", __file__], "is a file"),
         (["calibrate", "--model", "probe", "--task", "probe-needle", "--policy", "topk"], "never triggers a tile"),
         (["calibrate", "--model", "probe", "--task", "probe-needle", "--q", "0"], "that is topk"),
         (["calibrate", "--model", "probe", "--task", "probe-needle", "--check", "-1"], "0 for none"),
