@@ -35,8 +35,14 @@ function sized(canvas, height, draw) {
   draw(ctx, width, height);
 }
 
-/* Means by tile and by block that stand beside the map. */
+/* Means by tile and by block that stand beside the map. Those by tile are remembered: of all heads they take a while. */
+const rowMeans = new Map();
 function byTile(p, l, h, view) {
+  const key = [p, l, h, view].join();
+  if (!rowMeans.has(key)) rowMeans.set(key, tileMeans(p, l, h, view));
+  return rowMeans.get(key);
+}
+function tileMeans(p, l, h, view) {
   const read = {
     kept: (t) => keptShare(p, l, h, t),
     score: (t) => tileMean(p, "cut_margin", l, h, t),
@@ -170,10 +176,10 @@ class MapView {
     ctx.textBaseline = "alphabetic";
     for (let b = 0; b < D.blocks; b += step) {
       const at = this.px(b + 0.5);
-      if (at >= GUTTER.left + 6 && at <= GUTTER.left + side - 54) ctx.fillText(b, at, GUTTER.top - 5);
+      if (at >= GUTTER.left + 6 && at <= GUTTER.left + side - 64) ctx.fillText(b, at, GUTTER.top - 5);
     }
     ctx.textAlign = "right";
-    ctx.fillText("block →", GUTTER.left + side, GUTTER.top - 5);
+    ctx.fillText("block →", GUTTER.left + side - 10, GUTTER.top - 5);
     ctx.textBaseline = "middle";
     for (let t = 0; t < D.tiles; t += step) {
       const at = this.py(t + 0.5);

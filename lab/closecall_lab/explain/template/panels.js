@@ -21,6 +21,10 @@ const around = (from, to) => make("span", { class: "around" }, D.text.slice(from
 const LANE = 30, GAP = 6, LABEL = 48;
 let lanes, lanesField = [];
 
+/* Policies by what they are called before their options, where that tells them apart. */
+const presets = D.policies.map((p) => p.label.split(":")[0]);
+const SHORT = new Set(presets).size < presets.length ? D.policies.map((p) => p.label) : presets;
+
 function makeStrip() {
   lanes = make("canvas", { tabIndex: 0 });
   lanes.setAttribute("role", "img");
@@ -70,7 +74,7 @@ function drawStrip() {
     for (let p = 0; p < n; p++) {
       const top = p * (LANE + GAP), found = lanesField[p];
       ctx.fillStyle = n > 1 ? named[p ? "second" : "first"] : named.quiet;
-      ctx.fillText(n > 1 ? snippet(D.policies[p].label, 7) : "blocks", 0, top + LANE / 2);
+      ctx.fillText(n > 1 ? snippet(SHORT[p], 8) : "blocks", 0, top + LANE / 2);
       for (let b = 0; b < D.blocks; b++) {
         const value = found ? valueAt(found, state.tile, b) : undefined;
         const isForced = D.policies[p].dense === "" && found && found.pool === 1 && forced(p, state.tile, b);
@@ -82,7 +86,7 @@ function drawStrip() {
     ctx.fillStyle = named.quiet;
     ctx.fillText("tiles", 0, top + LANE / 2);
     for (let t = 0; t < D.tiles; t++) {
-      const v = D.truth ? tileMean(0, "lost", l, h, t) : keptShare(0, l, h, t);
+      const v = byTile(0, l, h, D.truth ? "lost" : "kept")[t];
       ctx.fillStyle = css(along(D.truth ? "lost" : "kept", D.truth ? massTone(v) : v));
       ctx.fillRect(x(t, D.tiles), top, thick(D.tiles), LANE);
     }
@@ -105,7 +109,7 @@ function drawStrip() {
 }
 
 function drawReading() {
-  const b = state.block, near = 240, from = D.block_starts[b], to = D.block_starts[b + 1];
+  const b = state.block, near = 200, from = D.block_starts[b], to = D.block_starts[b + 1];
   const before = Math.max(0, from - near), after = Math.min(D.text.length, to + near);
   $("reading").replaceChildren(around(before, from), make("b", {}, ...marked(from, to)), around(to, after));
 }
