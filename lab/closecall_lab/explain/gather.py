@@ -130,7 +130,7 @@ def run(
         calls=watch.calls,
         mean=watch.mean(),
         output=output.strip(),
-        dense="" if cut else _why_dense(policy, tokens, notes),
+        dense="" if cut else _why_dense(policy, notes),
     )
 
 
@@ -141,17 +141,9 @@ def _generate(model: Any, ids: torch.Tensor, most: int) -> list[int]:
     return [int(token) for token in out[0, ids.shape[1] :]]
 
 
-def _why_dense(policy: Policy, tokens: int, notes: Sequence[str]) -> str:
-    if notes:
-        return notes[0] + "."
-    if not policy.rule.needs_scores:
-        return f"{policy.name} keeps every block by design: nothing was left out."
-    blocks = -(-tokens // policy.block)
-    budget = policy.rule.tile_budget
-    return (
-        f"{policy.name} ran dense: a tile may keep {budget} blocks and the prompt has {blocks}. "
-        "Give a smaller budget to see what it would leave out."
-    )
+def _why_dense(policy: Policy, notes: Sequence[str]) -> str:
+    """What the handle says of a prompt that it ran dense; of a policy that is dense it has nothing to say."""
+    return f"{notes[0]}." if notes else f"{policy.name} keeps every block by design: nothing was left out."
 
 
 def gather(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import closecall
+from closecall.policy import parse
 from closecall_lab.explain.page import Explanation
 
 CONTEXT = 1280  # 20 blocks and tiles
@@ -26,9 +27,9 @@ class Loaded:
 
 
 def policies(*names: str) -> list[tuple[str, closecall.Policy]]:
-    return [
-        (name, closecall.policy(name, budget=BUDGET) if name != "dense" else closecall.policy(name)) for name in names
-    ]
+    """By their names on the page: presets at the tests' budget, under long names as people type them."""
+    listed = [name if name == "dense" else f"{name}:budget={BUDGET}" for name in names]
+    return [(name, parse(name)) for name in listed]
 
 
 Explain = Callable[..., Explanation]

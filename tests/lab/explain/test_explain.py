@@ -270,8 +270,8 @@ def test_a_page_of_32k_and_30_layers_stays_below_15_mb(two: Explanation) -> None
 
 def test_sentences_say_what_happened(two: Explanation) -> None:
     first, second = (made["sentences"] for made in two.data["policies"])
-    assert first[0].startswith("topk kept ")
-    assert second[0].startswith("auto kept ")
+    assert first[0].startswith("topk:budget=3 kept ")
+    assert second[0].startswith("auto:budget=3 kept ")
     assert any("The last tile lost" in text and "at most" in text for text in first)
     assert any("of them touched the answer" in text for text in first)
     assert any(text.startswith("The answer stands in block") for text in first)
@@ -353,7 +353,7 @@ def test_a_budget_that_covers_everything_is_said(tmp_path: Path, capsys: pytest.
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(WORDS * 40)
     assert explain("--prompt", prompt, "--policy", "topk", "--tokens", 0, "--out", tmp_path / "page.html") == 0
-    assert "topk ran dense: a tile may keep 66 blocks and the prompt has 4." in capsys.readouterr().out
+    assert "topk ran dense: the prompt has 242 tokens, and a tile may keep 66 blocks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("3", [3]), ("0-2,7", [0, 1, 2, 7]), ("5,1-1", [1, 5])])

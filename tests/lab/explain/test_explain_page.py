@@ -234,7 +234,7 @@ def test_sentences_and_close_calls_agree_with_the_selection(
 
 def test_two_policies_differ_where_they_should(browser: Browser, pages: dict[str, Path], two: Explanation) -> None:
     browser.open(pages["two"], PLACE)
-    assert browser.texts("#canvases h3") == ["topk", "auto", "difference"]
+    assert browser.texts("#canvases h3") == ["topk:budget=3", "auto:budget=3", "difference"]
     counted = browser.run("""
         let both = 0, first = 0, second = 0;
         for (let t = 0; t < D.tiles; t++) for (let b = 0; b < D.visible[t]; b++) {
@@ -316,7 +316,9 @@ def test_it_fits_the_screen_in_both_themes(browser: Browser, pages: dict[str, Pa
     try:
         for path in pages.values():
             browser.open(path)
-            assert browser.run("return document.documentElement.scrollWidth") <= width
+            for view in ("kept", "score", "mass", "lost"):
+                browser.click(f"[data-choice=view] [data-value={view}]")
+                assert browser.run("return document.documentElement.scrollWidth") <= width
             assert browser.run("return document.documentElement.hasAttribute('data-dark')") == (scheme == "dark")
             page = browser.run("return getComputedStyle(document.body).backgroundColor")
             assert (sum(map(int, re.findall(r"\d+", page)[:3])) < 200) == (scheme == "dark")

@@ -97,7 +97,7 @@ function mapKeys(view, exact) {
   return massKeys(view, view === "mass" ? "true mass" : "lost mass");
 }
 function differenceKeys(view, exact) {
-  const [a, b] = D.policies.map((p) => p.label);
+  const [a, b] = SHORT;
   if (view === "kept" && exact) return [[named.first, `only ${a}`], [named.second, `only ${b}`], [named.both, "both"], [named.dropped, "neither"]];
   return [[ramps.side, `difference: more in ${b}`, `more in ${a}`]];
 }

@@ -151,6 +151,10 @@ function valueAt(found, t, b) {
   return found.values[found.layout.first[u] + c];
 }
 
+/* Policies by what they are called before their options, where that tells them apart. */
+const presets = D.policies.map((p) => p.label.split(":")[0]);
+const SHORT = new Set(presets).size < presets.length ? D.policies.map((p) => p.label) : presets;
+
 /* Text. */
 const blockText = (b) => D.text.slice(D.block_starts[b], D.block_starts[b + 1]);
 const tileText = (t) => D.text.slice(D.tile_starts[t], D.tile_starts[t + 1]);

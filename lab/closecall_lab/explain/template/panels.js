@@ -21,10 +21,6 @@ const around = (from, to) => make("span", { class: "around" }, D.text.slice(from
 const LANE = 30, GAP = 6, LABEL = 48;
 let lanes, lanesField = [];
 
-/* Policies by what they are called before their options, where that tells them apart. */
-const presets = D.policies.map((p) => p.label.split(":")[0]);
-const SHORT = new Set(presets).size < presets.length ? D.policies.map((p) => p.label) : presets;
-
 function makeStrip() {
   lanes = make("canvas", { tabIndex: 0 });
   lanes.setAttribute("role", "img");
@@ -328,15 +324,15 @@ function drawBlock() {
     if (!sees) lines.push(`Tile ${t} comes before it.`);
     else {
       lines.push(`Tile ${t}: kept by ${kept.length} of ${kept.length + dropped.length} heads.`);
-      if (kept.length && kept.length < all.length) lines.push(`Kept at ${spell(kept)}.`);
-      if (dropped.length && dropped.length < all.length) lines.push(`Dropped at ${spell(dropped)}.`);
+      const few = kept.length <= dropped.length; // the shorter list says as much
+      if (kept.length && dropped.length) lines.push(few ? `Kept only at ${spell(kept)}.` : `Dropped only at ${spell(dropped)}.`);
     }
     for (const text of lines) panel.append(make("p", { class: "quiet who" }, text));
     const table = heat((l, h) => {
       const v = of ? ofBlock(p, "keepers", l, h, b) / of : 1, here = sees ? keeps(p, l, h, t, b) : null;
       return { colour: along("kept", v), text: here === null ? "" : here ? "●" : "○",
         title: `layer ${D.layers[l]}, head ${h}: ${percent(v)} of the tiles keep it` + (here === null ? "" : `; tile ${t} ${here ? "keeps" : "drops"} it`) };
-    }, true);
+    }, D.layers.length <= 12);
     const keys = make("div", { class: "legend" });
     legend(keys, [[ramps.kept, "kept by no tile", "by all"]]);
     keys.append(make("span", { class: "key" }, `● tile ${t} keeps it ○ drops it`));
