@@ -197,7 +197,7 @@ def _panel(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
             raise ValueError(f"{option} is missing: name at least one")
     return RingPanel(
         models=tuple(split(args.models)) or ("none",),
-        tasks=tuple(split(args.tasks)) or ("none",),
+        tasks=tuple(split(args.tasks)) or ("niah-single",),
         contexts=counts("--contexts", args.contexts),
         specs=tuple(specs),
         budgets=counts("--budgets", args.budgets),

@@ -195,7 +195,12 @@ def rank(
 ) -> Ranked:
     reduction = policy.reduction
     known = None if policy.scorer is None else policy.scorer.planes
-    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS or policy.pool > 1:
+    if policy.pool > 1:
+        raise ValueError(
+            f"pool = {policy.pool}: the triton backend scores every row, and has no kernel for means of rows yet: use "
+            "pool=1 with it, or backend='reference'"
+        )
+    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS:
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
     batch, heads, rows, dim = q.shape
