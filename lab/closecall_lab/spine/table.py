@@ -10,6 +10,7 @@ from typing import Any
 NOTHING = "-"
 WIDTH = 120  # of lines in a terminal
 GAP = "  "
+LEAST = 7  # letters of a line in a broken title
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def _wide(heads: Sequence[Sequence[str]], lines: Sequence[Sequence[str]]) -> int
 
 
 def _broken(title: str, cells: int) -> list[str]:
-    """A title on as few lines as its cells' width, or its longest word, allows."""
-    return textwrap.wrap(title, max(cells, *map(len, title.split())), break_long_words=False, break_on_hyphens=False)
+    """A title on as few lines as its cells' width, or its longest word, allows; short words stay together."""
+    width = max(cells, LEAST, *map(len, title.split()))
+    return textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _parts(widths: Sequence[int], keys: Sequence[int], width: int) -> list[list[int]]:
