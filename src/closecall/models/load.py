@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +17,7 @@ import torch
 from ..registry import unknown
 from . import catalogue as panel
 from .cache import UnavailableError
-from .convert import convert, need_gguf, need_transformers
+from .convert import convert, need_gguf, need_transformers, without_bars
 from .entry import Entry
 from .source import Source
 
@@ -81,25 +79,6 @@ class LoadedModel:
 def own_name(name: str) -> str:
     """A model's name; of a directory only its last part, which says as much and does not tell whose disk it was."""
     return Path(name).name if "/" in name and (name.startswith(("/", ".", "~")) or name.count("/") > 1) else name
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Loads without transformers' bar over a model's weights; the hub's bars, over long downloads, stay."""
-    transformers = need_transformers()
-    hub: Any = importlib.import_module("huggingface_hub.utils")
-    bars: Any = transformers.utils.logging
-    shown, downloads = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
-    bars.disable_progress_bar()
-    if downloads:
-        hub.enable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
-        if not downloads:
-            hub.disable_progress_bars()
 
 
 def load_model(

@@ -242,6 +242,8 @@ COVERS = closecall.policy("topk", block=16, tile=16, budget=32)  # 64 blocks of 
             300,
             r"topk never cut anything: the prompt has 300 tokens, and a tile may keep 64 blocks, which hold 1,024",
         ),
+        # Without a minimum it would keep everything all the same: no use to recommend that.
+        (closecall.policy("auto", block=16, tile=16, budget=16), 200, r"begins to cut at 1,024\. .* try budget=2$"),
         (COVERS, 60, r"Longer prompts are what it is for"),
     ],
 )
