@@ -28,7 +28,7 @@ from .codes import Cells, Floats
 
 CLOSE = 0.02  # a dropped block is a close call if it missed the cut by less than this share of the way from best to cut
 LISTED = 150  # close calls of each kind that a page lists
-COARSEST = 96  # a coarse map has at most about so many rows and columns
+COARSEST = 64  # a coarse map has at most about so many rows and columns
 
 
 class CloseCall(NamedTuple):

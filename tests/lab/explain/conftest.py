@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from explain_pages import CONTEXT, Browser, Explain, Loaded, policies
+from made_up import big_page
 
 from closecall.hf.attach import attach
 from closecall.hf.op import Call
@@ -55,6 +56,11 @@ def one(explained: Explain, needle: Prompt) -> Explanation:
 @pytest.fixture(scope="session")
 def two(explained: Explain, needle: Prompt) -> Explanation:
     return explained(needle, "topk", "auto")
+
+
+@pytest.fixture(scope="session")
+def big(one: Explanation) -> Explanation:
+    return big_page(one.gathered)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import itertools
 import zlib
 from pathlib import Path
@@ -24,7 +23,7 @@ from closecall.hf.op import Call
 from closecall_lab.explain import codes, look, pack
 from closecall_lab.explain.cli import layer_numbers
 from closecall_lab.explain.page import Explanation
-from closecall_lab.explain.prompt import Prompt, from_inputs, from_text
+from closecall_lab.explain.prompt import from_inputs, from_text
 from closecall_lab.explain.words import percent, remarks
 
 WORDS = "the old river walked slowly . "
@@ -218,51 +217,13 @@ def test_what_does_not_fit_is_left_out_by_the_rule(two: Explanation) -> None:
     assert [sum(levels) for levels in seen] == sorted((sum(levels) for levels in seen), reverse=True)
 
 
-def test_a_page_of_32k_and_30_layers_stays_below_15_mb(two: Explanation) -> None:
-    """A layer of that size, made up, 30 times: scores are noise, and masses are small but for a few."""
-    tokens, heads, layers = 32768, 9, 30
-    chance = np.random.default_rng(0)
-    g = plan(1, tokens, tokens, 64, 64)
-    cells = codes.Cells(g.visible[0].numpy(), g.n_blocks, look.pool_of(g))
-    n = int(g.visible.sum())
-    shape = heads, g.n_tiles
-
-    def layer(number: int) -> look.Looked:
-        rank = chance.random((heads, n))
-        kept = rank < 0.12
-        coarse = int(cells.coarse_seen.sum())
-        coarse_codes = codes.packed(chance.integers(0, 64, (heads, coarse)).astype(np.uint8))
-        return look.Looked(
-            layer=number,
-            kept=codes.packed(codes.kept_bits(kept)),
-            scores=codes.packed(codes.score_codes(0.12 - rank, kept)),
-            masses=codes.packed(codes.mass_codes(rank**12 / 10)),
-            coarse=dict.fromkeys(("kept", "scores", "masses", "lost"), coarse_codes),
-            margin=chance.random(shape), cut_margin=chance.random(shape), triggered=chance.random(shape) < 0.4,
-            counts=chance.integers(1, 66, shape), lost=chance.random(shape), lost_most=chance.random(shape),
-            keepers=chance.integers(0, 500, shape), block_mass=chance.random(shape), bound=chance.random(heads),
-            asked=np.zeros((1, 0, heads), dtype=bool), calls=look.Calls(),
-        )  # fmt: skip
-
-    made = layer(0)
-    looked = [dataclasses.replace(made, layer=i, lost=made.lost * (1 - i / 40)) for i in range(layers)]
-    run = dataclasses.replace(
-        two.gathered.runs[0],
-        layers=looked,
-        calls=look.Calls(),
-        mean={"kept": chance.random(n), "masses": chance.random(n)},
-    )
-    text = (WORDS * tokens)[: 5 * tokens]
-    starts = tuple(range(0, 5 * tokens + 1, 5))
-    prompt = Prompt(text, tuple([1] * tokens), starts, tuple(itertools.pairwise(starts)))
-    big = dataclasses.replace(two.gathered, prompt=prompt, geometry=g, cells=cells, runs=[run], answer=())
-    page = Explanation(big)
-    assert 10e6 < len(page.html().encode()) < 15e6
-    levels = [layer["detail"] for layer in page.data["policies"][0]["layers"]]
-    assert levels == sorted(levels, reverse=True)  # these layers lose less and less
-    assert min(levels) >= pack.EXACT  # what was kept is exact everywhere
+def test_a_page_of_32k_and_30_layers_stays_below_15_mb(big: Explanation) -> None:
+    assert 10e6 < len(big.html().encode()) < 15e6
+    levels = levels_of(big.data)
+    assert list(levels) == sorted(levels, reverse=True)  # these layers lose less and less
+    assert min(levels) == pack.EXACT  # what was kept is exact everywhere
     assert max(levels) == pack.FULL
-    assert "To stay below 15 MB" in page.data["remarks"][0]
+    assert "To stay below 15 MB" in big.data["remarks"][0]
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

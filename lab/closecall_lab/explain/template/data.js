@@ -170,4 +170,9 @@ const percent = (x) => {
   if (v < 0.01) return "<0.01%";
   return (v >= 9.95 ? v.toFixed(0) : v >= 0.995 ? v.toFixed(1) : v.toPrecision(2)) + "%";
 };
-const digits = (x) => (Number.isNaN(x) ? "–" : x === 0 ? "0" : Math.abs(x) >= 0.0995 ? x.toFixed(2) : x.toPrecision(2));
+const digits = (x) => {
+  if (Number.isNaN(x)) return "–";
+  if (x === 0) return "0";
+  if (Math.abs(x) < 1e-4) return x > 0 ? "<0.0001" : ">-0.0001";
+  return Math.abs(x) >= 0.0995 ? x.toFixed(2) : x.toPrecision(2);
+};

@@ -31,7 +31,7 @@ function showMapWords() {
   for (const map of maps) if (map.which === "difference") legend(map.keys, differenceKeys(state.view, exact));
   const l = layerAt(), detail = l === MEAN ? 2 : D.policies[0].layers[l].detail;
   const coarse = state.view === "kept" ? detail < 1 : detail < 2;
-  $("map-note").textContent = coarse ? `This layer's map is stored in cells of ${D.pool} × ${D.pool}, to keep the page small.` : "";
+  $("map-note").textContent = coarse ? `This layer's map is stored in cells of ${D.pool} x ${D.pool}, to keep the page small.` : "";
 }
 
 /* Only what a change touches is drawn again. */

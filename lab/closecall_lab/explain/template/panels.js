@@ -275,7 +275,7 @@ async function ladder(p) {
 async function meanLadder(panel, p, l, t) {
   const kept = await field(p, l, MEAN, "kept"), masses = D.truth ? await field(p, l, MEAN, "mass") : null;
   panel.append(make("p", { class: "quiet facts" }, `Over the heads: kept ${percent(keptShare(p, l, MEAN, t))} of its blocks` + (D.truth ? `, lost ${percent(tileMean(p, "lost", l, MEAN, t))} of its mass` : "") + ". Choose a head to see its ranking and its cut."));
-  const rows = Array.from({ length: D.visible[t] }, (_, b) => ({ block: b, share: valueAt(kept, t, b), mass: masses ? valueAt(masses, t, b) : NaN }));
+  const rows = Array.from({ length: D.visible[t] }, (_, b) => ({ block: b, share: valueAt(kept, t, b), mass: masses && masses.pool === 1 ? valueAt(masses, t, b) : NaN }));
   rows.sort((a, b) => b.share - a.share || (b.mass || 0) - (a.mass || 0) || a.block - b.block);
   const head = make("tr", {}, ...["block", "text", "kept by", ...(D.truth ? ["true mass"] : [])].map((x) => make("th", {}, x)));
   head.children[0].className = "number"; head.children[2].className = "place";
