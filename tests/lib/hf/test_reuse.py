@@ -67,7 +67,7 @@ def same_without(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reuse, "take", spy)
         with closecall.attach(model, policy, decode=decode) as handle:
-            hook = handle._states[-1].layer.module.register_forward_hook(ran)
+            hook = handle._attached[-1].layer.module.register_forward_hook(ran)
             try:
                 got = script(model)
             finally:
@@ -310,9 +310,9 @@ def test_layers_that_are_not_sparse_keep_nothing() -> None:
     model = families.model("llama")
     with closecall.attach(model, POLICY, layers=[1], decode="sparse") as handle:
         feed(model, empty(model), 150, 1)
-        assert [state.reuse is not None for state in handle._states] == [False, True, False]
+        assert [state.reuse is not None for state in handle._attached] == [False, True, False]
     with closecall.attach(model, "dense") as handle:
-        assert not any(state.reuse for state in handle._states)
+        assert not any(state.reuse for state in handle._attached)
 
 
 def test_nothing_is_held_and_nothing_is_left() -> None:
@@ -322,12 +322,12 @@ def test_nothing_is_held_and_nothing_is_left() -> None:
         cache = empty(model)
         feed(model, cache, 150, 20)
         keys = [weakref.ref(layer.keys) for layer in cache.layers]
-        summaries = [state.reuse.summaries for state in handle._states if state.reuse is not None]
+        summaries = [state.reuse.summaries for state in handle._attached if state.reuse is not None]
         assert all(s.nbytes for s in summaries)
         del cache
         gc.collect()
         assert not any(ref() is not None for ref in keys)
-        copied = copy.deepcopy(handle._states[0].reuse)
+        copied = copy.deepcopy(handle._attached[0].reuse)
         assert copied is not None
         assert copied.summaries.nbytes == 0
         assert isinstance(pickle.loads(pickle.dumps(copied)), Reuse)
