@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..spine.options import count, counts
+from ..spine.options import count, counts, output_file
 
 Commands = Any  # argparse's sub-parser collection, whose type is private
 
@@ -25,6 +25,10 @@ EXAMPLES = """\
 examples:
   closecall eval --model probe --tasks probe-needle --contexts 8k --budgets 8 --n 50 --controls --store out/eval.db
   closecall eval --model smollm2 --tasks niah-single,niah-multikey:keys=3 --contexts 4k,8k --budgets 8 --n 50
+  closecall eval --model qwen2.5-coder-1.5b --tasks code-caller,niah-multikey:keys=16,questions=8,haystack=manuals \
+      --contexts 8k --budgets 8 --n 12      each context is read once and asked 8 questions
+  closecall eval --model qwen2.5-coder-1.5b --tasks text:kind=code,text:kind=licences --contexts 8k --budgets 8 --n 5
+                                            KL to dense, change in loss, agreement, on real text
   closecall eval --model smollm2 --tasks lm-eval:arc_easy --budgets 8 --n 100      contexts do not apply
   closecall eval --store out/eval.db --export out/eval.parquet        only writes what is there
 """
@@ -46,9 +50,7 @@ def add_eval(commands: Commands) -> None:
         help="with options: niah-multikey:keys=4; lm-eval:NAME for one of the installed lm-eval's",
     )  # fmt: skip
     parser.add_argument("--contexts", "--context", metavar="N,...", default="8k", help="k for 1024 (%(default)s)")
-    parser.add_argument(
-        "--policies", metavar="NAME,...", default="dense,topk,quest,router,router-on-quest", help="(%(default)s)"
-    )
+    parser.add_argument("--policies", metavar="NAME,...", default="", help="(dense, the paper's four and auto)")
     parser.add_argument("--controls", action="store_true", help="every router's three controls too")
     parser.add_argument(
         "--budgets", "--budget", metavar="K,...", default="33",
@@ -71,12 +73,14 @@ def add_eval(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from . import runner, summary
-    from .export import export
+    from .export import check_kind, export
     from .store import Store
 
     asked = bool(args.models or args.tasks)
     if not asked and not args.export:
         raise ValueError("nothing to do: name --model and --tasks to evaluate, or --export to write what is stored")
+    for path in args.export:  # before the work, not after it
+        check_kind(output_file("--export", path))
     panel = read(args) if asked else None
     with Store(args.store, create=panel is not None) as store:
         if panel is not None:
@@ -106,12 +110,12 @@ def show(panel: Any, store: Any, models: list[str], summary: Any) -> None:
 
 def read(args: argparse.Namespace) -> Any:
     """The panel that the options describe."""
-    from .panel import Panel, Spec, split, with_controls
+    from .panel import DEFAULT, Panel, Spec, split, with_controls
 
     for option, given in (("--model", args.models), ("--tasks", args.tasks)):
         if not given:
             raise ValueError(f"{option} is missing: name at least one")
-    specs = [Spec.parse(text) for text in split(args.policies)]
+    specs = [Spec.parse(text) for text in split(args.policies) or DEFAULT]
     return Panel(
         models=tuple(split(args.models)),
         tasks=tuple(split(args.tasks)),

@@ -61,14 +61,20 @@ def _flat(row: Row, question: int) -> dict[str, Any]:
     return vars(row.cell) | run | texts | row.run.answers[question]
 
 
+def check_kind(path: Path) -> str:
+    """The format that a file's ending names, if it can be written here."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise unknown("ending of an export", path.suffix or str(path), [f".{f}" for f in FORMATS])
+    if kind == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise ValueError("Parquet needs pyarrow, which is not installed: pip install 'closecall[eval]', or export .csv")
+    return kind
+
+
 def export(store: Store, path: str | Path, **where: Any) -> int:
     """Writes the rows to a file of the kind its ending says, and returns their number. The file appears when whole."""
     target = Path(path)
-    kind = target.suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        raise unknown("ending of an export", target.suffix or str(target), [f".{f}" for f in FORMATS])
-    if kind == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ValueError("Parquet needs pyarrow, which is not installed: pip install 'closecall[eval]', or export .csv")
+    kind = check_kind(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

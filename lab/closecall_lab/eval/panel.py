@@ -33,7 +33,7 @@ CONTROLS = {
     "last": "as many tiles as the router's, always the last ones",
     "matched": "uniform top-k that keeps, on each example, as many blocks as the router did",
 }
-DEFAULT = ("dense", "topk", "quest", "router", "router-on-quest")
+DEFAULT = ("dense", "topk", "quest", "router", "router-on-quest", "auto")
 SAVED = "saved"  # where its name says which one it was
 
 

@@ -32,7 +32,8 @@ def run(
         say(f"{task}: its documents have their own lengths, so --contexts does not apply to it")
     fingerprints = []
     for name in panel.models:
-        workers = executors.start(executor, name, panel.dtype, jobs=jobs, address=address)
+        with _told(_interrupted(store), say):
+            workers = executors.start(executor, name, panel.dtype, jobs=jobs, address=address)
         try:
             fingerprints.append(run_model(panel, store, workers, jobs=jobs, say=say))
         finally:
@@ -54,7 +55,7 @@ def run_model(panel: Panel, store: Store, workers: executors.Executor, *, jobs: 
             known = store.known(model.fingerprint, job.task, job.context, job.seed, job.number)
             yield dataclasses.replace(job, known=known)
 
-    message = f"interrupted; finished runs are in {store.path}: the same command goes on from there"
+    message = _interrupted(store)
     # A kernel that runs for minutes does not let Python see Ctrl-C; a cluster of workers must be taken down in order.
     local = isinstance(workers, executors.Local)
     with interruptible(f"\nclosecall: {message}") if local else _told(message, say):
@@ -68,6 +69,10 @@ def run_model(panel: Panel, store: Store, workers: executors.Executor, *, jobs: 
             progress.add(result)
     progress.finish()
     return model.fingerprint
+
+
+def _interrupted(store: Store) -> str:
+    return f"interrupted; finished runs are in {store.path}: the same command goes on from there"
 
 
 @contextmanager

@@ -36,8 +36,8 @@ class Line:
     paired: PairedRecall | None
     effective_budget: float
     kept_fraction: float
-    trigger_rate: float | None
-    asked_triggered: float
+    trigger_rate: float | None  # None of a policy that triggers no tiles, and so is the next
+    asked_triggered: float | None
     hit: float | None
     hit_union: float | None
     by_logits: Estimate | None  # of a multiple choice: the likeliest letter instead of the generated one
@@ -108,6 +108,7 @@ class Group:
             rule = Applied.from_json(runs[0].policy).policy.rule
         correct = self.correct(variant)
         letters = self.letters(variant)
+        triggers = Spec.parse(variant[0]).triggers
         dense = ("dense", 0)
         return Line(
             *variant,
@@ -118,8 +119,8 @@ class Group:
             paired=statistics.paired_recall(self.correct(dense), correct) if dense in self.rows else None,
             effective_budget=_mean([run.effective_budget for run in runs]),
             kept_fraction=_mean([run.kept_fraction for run in runs]),
-            trigger_rate=_some([x for run in runs for x in run.layers["trigger_rate"]]),
-            asked_triggered=_mean([a["asked_triggered"] for a in answers]),
+            trigger_rate=_some([x for run in runs for x in run.layers["trigger_rate"]]) if triggers else None,
+            asked_triggered=_mean([a["asked_triggered"] for a in answers]) if triggers else None,
             hit=_some([a.get("hit") for a in answers]),
             hit_union=_some([a.get("hit_union") for a in answers]),
             by_logits=statistics.wilson(letters) if letters else None,
@@ -273,8 +274,8 @@ _LINE = (
     Column("no letter", lambda r: r["no_letter"], ".0%"),
     Column("paired", lambda r: r["paired"] and r["paired"].recall, ".2f"),
     Column("n_dc", lambda r: r["paired"] and r["paired"].n_dc),
-    Column("triggered", lambda r: r["trigger_rate"] if _triggers(r) else None, ".0%"),
-    Column("asked tile", lambda r: r["asked_triggered"] if _triggers(r) else None, ".0%"),
+    Column("triggered", lambda r: r["trigger_rate"], ".0%"),
+    Column("asked tile", lambda r: r["asked_triggered"], ".0%"),
     Column("hit", lambda r: r["hit"], ".2f"),
     Column("union", lambda r: r["hit_union"], ".2f"),
     Column("seconds", lambda r: r["wall"], ".2f"),
@@ -309,7 +310,3 @@ _SPLIT = (
     Column("mismatch", lambda r: r["worst_mismatch"], ".2%"),
 )
 _LIFT = ("budget: uniform top-k that keeps as much as the router did, over top-k; selectivity: the router over that.",)
-
-
-def _triggers(row: dict[str, Any]) -> bool:
-    return Spec.parse(row["policy"]).triggers

@@ -6,13 +6,15 @@ import io
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
-from runs import options, results
+from runs import options, panel_of, results
 from test_store import run_of
 
 from closecall import cli
-from closecall_lab.eval import progress, store
+from closecall_lab.eval import executors, progress, runner, store
+from closecall_lab.eval.cli import read
 from closecall_lab.eval.executors import Job, Result
 from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
@@ -159,3 +161,37 @@ def test_a_terminal_gets_one_line_and_a_file_few() -> None:
     assert screen.getvalue().count("\r") >= 2
     shown(file, {1000: 1.0, 2000: 1.0}).finish()
     assert len(file.getvalue().splitlines()) == 2  # the first at once, the last at the end
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("taken", "is a directory"), ("results.txt", "ending of an export"), ("file/x.csv", "file")]
+)
+def test_an_export_that_cannot_be_written_is_refused_before_the_work(
+    tiny: Path,
+    tmp_path: Path,
+    name: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("measured first"))
+    assert cli.main(["eval", *options(tiny, tmp_path / "a.db"), "--export", str(tmp_path / name)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_interrupted_while_workers_start_it_says_how_to_go_on(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executors, "start", stopped)
+    said: list[str] = []
+    with Store(tmp_path / "a.db") as opened, pytest.raises(KeyboardInterrupt):
+        runner.run(panel_of(tiny), opened, jobs=2, say=said.append)
+    assert said == [f"interrupted; finished runs are in {tmp_path / 'a.db'}: the same command goes on from there"]
+
+
+def test_auto_is_among_the_policies_of_default() -> None:
+    args = cli.parser().parse_args(["eval", "--model", "m", "--tasks", "niah-single"])
+    assert [str(spec) for spec in read(args).specs] == ["dense", "topk", "quest", "router", "router-on-quest", "auto"]
