@@ -10,7 +10,7 @@ from typing import Any
 NOTHING = "-"
 WIDTH = 120  # of lines in a terminal
 GAP = "  "
-LEAST = 7  # letters of a line in a broken title
+LEAST = 7  # letters of a line in a broken title, unless only fewer make the table fit
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class Table:
         below."""
         columns, lines = self.shown()
         heads = [[c.title] for c in columns]
-        if _wide(heads, lines) > width:
-            heads = [_broken(c.title, max((len(line[i]) for line in lines), default=0)) for i, c in enumerate(columns)]
+        cells = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
+        for least in (LEAST, 1):
+            if _wide(heads, lines) > width:
+                heads = [_broken(c.title, max(n, least)) for c, n in zip(columns, cells, strict=True)]
         widths = [max(map(len, [*head, *(line[i] for line in lines)])) for i, head in enumerate(heads)]
         named = [i for i, c in enumerate(columns) if c in self.columns[: self.keys]]
         body = []
@@ -80,10 +82,9 @@ def _wide(heads: Sequence[Sequence[str]], lines: Sequence[Sequence[str]]) -> int
     return sum(max(map(len, [*h, *(line[i] for line in lines)])) + len(GAP) for i, h in enumerate(heads)) - len(GAP)
 
 
-def _broken(title: str, cells: int) -> list[str]:
-    """A title on as few lines as its cells' width, or its longest word, allows; short words stay together."""
-    width = max(cells, LEAST, *map(len, title.split()))
-    return textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
+def _broken(title: str, width: int) -> list[str]:
+    """A title on as few lines as the width, or its longest word, allows."""
+    return textwrap.wrap(title, max(width, *map(len, title.split())), break_long_words=False, break_on_hyphens=False)
 
 
 def _parts(widths: Sequence[int], keys: Sequence[int], width: int) -> list[list[int]]:
