@@ -279,6 +279,35 @@ def test_a_policy_that_runs_dense_says_so(browser: Browser, explained: Explain, 
     assert browser.complaints() == []
 
 
+GRIDS = {"topk:block=32,tile=64,budget=4": (40, 20), "quest:block=64,tile=48,budget=4": (20, 27)}
+
+
+@pytest.mark.parametrize("policy", GRIDS)
+def test_blocks_and_tiles_of_different_sizes(
+    browser: Browser, probe: Loaded, needle: Prompt, tmp_path: Path, policy: str
+) -> None:
+    made = closecall.explain(probe, {"input_ids": [list(needle.ids)]}, policy, layers=[1, 2], new_tokens=0)
+    browser.open(made.save(tmp_path / "page.html"), "#layer=2&head=3&view=lost")
+    assert browser.complaints() == []
+    blocks, tiles = browser.run("return [D.blocks, D.tiles]")
+    assert (blocks, tiles) == GRIDS[policy]
+    counted = browser.run("""return Array.from({length: D.tiles}, (_, t) =>
+        Array.from({length: D.visible[t]}, (_, b) => keeps(0, 1, 3, t, b)).filter(Boolean).length)""")
+    assert counted == made.gathered.runs[0].layers[1].counts[3].tolist()
+    browser.key("k")
+    assert browser.text("#tile-number") == str(tiles - 2)
+
+
+def test_a_prompt_of_a_few_words(browser: Browser, probe: Loaded, tmp_path: Path) -> None:
+    made = closecall.explain(probe, "the old river", "auto", new_tokens=0)
+    assert "auto ran dense" in str(made)
+    browser.open(made.save(tmp_path / "page.html"))
+    for key in ("2", "3", "4", "m", "ArrowUp", "j", "]"):
+        browser.key(key)
+    assert browser.complaints() == []
+    assert browser.run("return [D.blocks, D.tiles]") == [1, 1]
+
+
 HOSTILE = (
     '<b>bold</b> <img src=x onerror="window.ran=1"> </script><script>window.ran=2</script> <!-- --> &amp; {{ 7*7 }} '
     "\N{GRINNING FACE} \N{REGIONAL INDICATOR SYMBOL LETTER D}\N{REGIONAL INDICATOR SYMBOL LETTER E} "
