@@ -28,7 +28,7 @@ def explain(
 ) -> Any:
     """Shows what a prompt's attention keeps, drops and nearly keeps under a policy, or under two side by side.
 
-    `model` is a Hugging Face model, or what `closecall.models` loads, which has its tokenizer with it. `inputs` is one
+    `model` is a Hugging Face model, or what `closecall.load` returns, which has its tokenizer with it. `inputs` is one
     prompt: a text, token ids, or what a tokenizer returns. The result has `save(path)`, which writes one page that
     needs no other file, and is shown by notebooks; `print` of it gives the sentences at the top.
 

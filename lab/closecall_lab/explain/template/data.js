@@ -82,13 +82,13 @@ function choosers(p, b) {
 }
 
 /* The maps. A field is `{ layout, pool, values }`; values are NaN where nothing was ranked. */
-const opened = new Map(); // packed arrays, the last few
-async function open(key, text) {
-  let found = opened.get(key);
+const unpacked = new Map(); // packed arrays, the last few
+async function unpack(key, text) {
+  let found = unpacked.get(key);
   if (!found) {
     found = text ? inflate(text) : Promise.resolve(null);
-    opened.set(key, found);
-    if (opened.size > 40) opened.delete(opened.keys().next().value);
+    unpacked.set(key, found);
+    if (unpacked.size > 40) unpacked.delete(unpacked.keys().next().value);
   }
   return found;
 }
@@ -108,11 +108,12 @@ function decoded(bytes, view, cells, h) {
   return values;
 }
 
-async function one(p, l, h, view) {
+/* The field of one head. */
+async function headField(p, l, h, view) {
   const layer = D.policies[p].layers[l];
   if (view === "kept" && layer.kept) return { layout: FINE, pool: 1, values: fromBits(p, l, h) };
   if (layer.detail === 2 && view !== "kept") {
-    const bytes = await open([p, l, STORED[view === "lost" ? "mass" : view]].join(), view === "score" ? layer.scores : layer.masses);
+    const bytes = await unpack([p, l, STORED[view === "lost" ? "mass" : view]].join(), view === "score" ? layer.scores : layer.masses);
     if (!bytes || !bytes.length) return null;
     const values = decoded(bytes, view === "lost" ? "mass" : view, FINE.cells, h);
     if (view === "lost") {
@@ -122,20 +123,20 @@ async function one(p, l, h, view) {
     return { layout: FINE, pool: 1, values };
   }
   const text = layer.coarse && layer.coarse[STORED[view]];
-  const bytes = text && await open([p, l, "coarse", view].join(), text);
+  const bytes = text && await unpack([p, l, "coarse", view].join(), text);
   return bytes ? { layout: COARSE, pool: D.pool, values: decoded(bytes, view, COARSE.cells, h) } : null;
 }
 
 async function field(p, l, h, view) {
   if (l === MEAN) {
     const text = D.policies[p].mean[STORED[view]];
-    const bytes = text && await open([p, "mean", view].join(), text);
+    const bytes = text && await unpack([p, "mean", view].join(), text);
     return bytes ? { layout: FINE, pool: 1, values: decoded(bytes, view, FINE.cells, 0) } : null;
   }
-  if (h !== MEAN) return one(p, l, h, view);
+  if (h !== MEAN) return headField(p, l, h, view);
   let total = null;
   for (let j = 0; j < D.heads; j++) {
-    const found = await one(p, l, j, view);
+    const found = await headField(p, l, j, view);
     if (!found) return null;
     if (!total) total = found;
     else for (let i = 0; i < found.values.length; i++) total.values[i] += found.values[i];

@@ -163,7 +163,7 @@ function drawGrid() {
 }
 
 /* -- one tile: what it read, ranked -------------------------------------------------------------------------------- */
-const open_ = { ladders: false };
+let unfolded = false; // whether tiles show all of their blocks
 const SVG = "http://www.w3.org/2000/svg";
 function svg(tag, attributes, ...children) {
   const node = document.createElementNS(SVG, tag);
@@ -243,10 +243,10 @@ async function ladder(p) {
   const cut = ranked.filter((r) => r.kept).length, dropped = ranked.length - cut;
   if (ranked.length && dropped) panel.append(axis(ranked, margin));
   const near = (i) => dropped > 0 && Math.abs(i + 0.5 - cut) < 3;
-  const shows = (i) => open_.ladders || i < 2 || Math.abs(i + 0.5 - cut) < 5 || ranked.length < 14;
+  const shows = (i) => unfolded || i < 2 || Math.abs(i + 0.5 - cut) < 5 || ranked.length < 14;
   const body = [];
-  fixed.slice(0, open_.ladders ? fixed.length : 3).forEach((row) => body.push(ladderRow(row, false)));
-  if (fixed.length > 3 && !open_.ladders) body.push(skipRow(`${fixed.length - 3} more kept without ranking`));
+  fixed.slice(0, unfolded ? fixed.length : 3).forEach((row) => body.push(ladderRow(row, false)));
+  if (fixed.length > 3 && !unfolded) body.push(skipRow(`${fixed.length - 3} more kept without ranking`));
   let skipped = 0;
   ranked.forEach((row, i) => {
     if (i === cut && dropped) {
@@ -267,7 +267,7 @@ async function ladder(p) {
     make("span", { class: "key" }, D.truth ? "larger dots: more true mass" : ""));
   panel.append(keys, table);
   if (ranked.length >= 14 || fixed.length > 3) {
-    panel.append(make("button", { type: "button", class: "unfold", onclick: () => { open_.ladders = !open_.ladders; drawTile(); } }, open_.ladders ? "show fewer" : `show all ${seen}`));
+    panel.append(make("button", { type: "button", class: "unfold", onclick: () => { unfolded = !unfolded; drawTile(); } }, unfolded ? "show fewer" : `show all ${seen}`));
   }
   return panel;
 }
@@ -279,7 +279,7 @@ async function meanLadder(panel, p, l, t) {
   rows.sort((a, b) => b.share - a.share || (b.mass || 0) - (a.mass || 0) || a.block - b.block);
   const head = make("tr", {}, ...["block", "text", "kept by", ...(D.truth ? ["true mass"] : [])].map((x) => make("th", {}, x)));
   head.children[0].className = "number"; head.children[2].className = "place";
-  const body = rows.slice(0, open_.ladders ? rows.length : 12).map((r) => {
+  const body = rows.slice(0, unfolded ? rows.length : 12).map((r) => {
     const tr = make("tr", {}, make("td", { class: "number" }, String(r.block)), make("td", { class: "words", dir: "auto" }, snippet(blockText(r.block), 120)),
       make("td", { class: "place" }, percent(r.share)), ...(D.truth ? [make("td", { class: "mass" }, percent(r.mass))] : []));
     tr.dataset.block = r.block;
