@@ -133,6 +133,7 @@ class Policy:
         version = data.pop("closecall_policy", None) if isinstance(data, dict) else None
         if version != JSON_VERSION:
             raise ValueError(f"not a policy of JSON version {JSON_VERSION}: closecall_policy is {version!r}")
+        data.pop("measured", None)  # what a file says of how the policy did is no part of it
         scorer, rule = data.pop("scorer", None), data.pop("rule", None)
         known = {f.name for f in dataclasses.fields(cls)} - {"scorer", "rule"}
         for key in data:
@@ -140,8 +141,11 @@ class Policy:
                 raise unknown("policy field", key, known)
         return cls(scorer=SCORERS.from_dict(scorer) if scorer else None, rule=RULES.from_dict(rule), **data)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file that `load`, `attach` and the command line read. It is there whole, or not at all."""
+    def save(self, path: str | os.PathLike[str], *, measured: Mapping[str, Any] | None = None) -> None:
+        """Writes a file that `load`, `attach` and the command line read. It is there whole, or not at all.
+
+        `measured`, anything that JSON can hold, stands in the file for people; reading it leaves it out.
+        """
         target = Path(path)
         if not target.parent.is_dir():
             raise FileNotFoundError(f"cannot save a policy to {str(path)!r}: there is no folder {str(target.parent)!r}")
@@ -149,7 +153,8 @@ class Policy:
             raise IsADirectoryError(f"cannot save a policy to {str(path)!r}: that is a folder")
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            part.write_text(self.to_json() + "\n", encoding="utf-8")
+            data = json.loads(self.to_json()) | ({} if measured is None else {"measured": dict(measured)})
+            part.write_text(json.dumps(data) + "\n", encoding="utf-8")
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

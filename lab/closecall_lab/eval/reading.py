@@ -46,8 +46,8 @@ class Texts:
         self.subject.check_room(len(ids))
         start = time.perf_counter()
         if self._dense is None or self._dense[0] != digest:
-            self._dense = (digest, _read(loaded.model, ids, make_policy("dense")).hidden)
-        reading = _read(loaded.model, ids, policy)
+            self._dense = (digest, read(loaded.model, ids, make_policy("dense")).hidden)
+        reading = read(loaded.model, ids, policy)
         gaps = divergence(loaded.model, self._dense[1], reading.hidden, ids, self.task.positions)
         answer = gaps.summary(len(ids))
         return Run(
@@ -68,7 +68,9 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class Reading:
+    """One prefill of a text: what the model made of it, and what each layer kept."""
+
     hidden: Tensor  # [tokens, width], as the head takes them
     seconds: float
     indices: list[int]
@@ -76,7 +78,7 @@ class _Reading:
     notes: list[str]
 
 
-def _read(model: Any, ids: list[int], policy: Policy) -> _Reading:
+def read(model: Any, ids: list[int], policy: Policy) -> Reading:
     """One prefill by the policy."""
     asked, caught = [Asked(row=len(ids) - 1, gold=[])], []
     watch = Watch(asked)
@@ -93,7 +95,7 @@ def _read(model: Any, ids: list[int], policy: Policy) -> _Reading:
     (hidden,) = caught
     _check_head(model, hidden[-1:], last)
     layers = [watch.layers.get(i) or everything(len(ids), policy, 1, asked) for i in indices]
-    return _Reading(hidden, seconds, indices, layers, notes)
+    return Reading(hidden, seconds, indices, layers, notes)
 
 
 def logits_of(model: Any, hidden: Tensor) -> Tensor:

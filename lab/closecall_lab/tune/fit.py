@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,18 @@ import torch
 from closecall import Policy, attach
 from closecall.hf.op import Call
 from closecall.models.load import LoadedModel
+from closecall.rules.base import Rule
+from closecall.rules.even import Even
 from closecall.rules.last_tile import LastTile
 from closecall.rules.per_head import PerHead
 
+from ..spine.files import draft
+from ..spine.progress import Say
 from .allocate import allocate
 from .curves import Sample, curves
 from .pieces import Piece
 
 Array = npt.NDArray[Any]
-Say = Callable[[str], None]
 FLOOR = 6  # blocks that every head keeps: heads that matter only when something is asked look idle on plain text
 
 
@@ -39,13 +43,11 @@ class Fit:
         """`base` with the best split of a mean tile budget; where `base` protects last tiles, so does the result."""
         floor = max(FLOOR, base.most_forced + 1)
         budgets = allocate(self.curves, mean, min(floor, int(mean)))
-        fitted = PerHead(tuple(tuple(int(b) for b in row) for row in budgets), self.layers)
-        rule = base.rule
-        return base.replace(
-            rule=LastTile(fitted, rule.factor, rule.pay, rule.tiles, rule.give)
-            if isinstance(rule, LastTile)
-            else fitted
-        )
+        return _with_rule(base, PerHead(tuple(tuple(int(b) for b in row) for row in budgets), self.layers))
+
+    def even(self, base: Policy, mean: float) -> Policy:
+        """The same blocks for every head: what the split is held against."""
+        return _with_rule(base, Even(mean))
 
     def error(self, budgets: Sequence[Sequence[int]] | int) -> float:
         """Root mean square over layers of the relative output error at these budgets, or at one for all heads."""
@@ -53,6 +55,12 @@ class Fit:
         chosen = np.broadcast_to(np.asarray(budgets), self.curves.shape[:2])
         errors = np.take_along_axis(self.curves, np.minimum(chosen, last)[..., None], 2)[..., 0]
         return float(np.sqrt(errors.sum(1).mean()))
+
+
+def _with_rule(base: Policy, rule: Rule) -> Policy:
+    """`base` with another rule, under the protection of last tiles that it has."""
+    outer = base.rule
+    return base.replace(rule=dataclasses.replace(outer, rule=rule) if isinstance(outer, LastTile) else rule)
 
 
 @torch.no_grad()
@@ -67,7 +75,9 @@ def fit(
         name = hashlib.sha256(f"{key} {piece.digest}".encode()).hexdigest()[:16]
         path = work / f"curves-{name}.npz"
         if not path.exists():
-            _keep(path, _curves_of(loaded, piece, base, sample))
+            measured = _curves_of(loaded, piece, base, sample)
+            with draft(path) as part, part.open("wb") as file:
+                np.savez(file, **measured)  # type: ignore[arg-type]
         with np.load(path) as stored:
             found.append({int(layer): stored[layer] for layer in stored.files})
         say(f"curves of piece {number + 1} of {len(pieces)}: {piece.name}")
@@ -86,10 +96,3 @@ def _curves_of(loaded: LoadedModel, piece: Piece, base: Policy, sample: Sample) 
         handle.tap(see)
         loaded.model(torch.tensor([piece.ids], device=loaded.model.device), logits_to_keep=1, use_cache=False)
     return measured
-
-
-def _keep(path: Path, measured: dict[str, Array]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part.npz")
-    np.savez(part, **measured)  # type: ignore[arg-type]
-    part.replace(path)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ..tasks import corpora
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,15 @@ class Piece:
     @property
     def digest(self) -> str:
         return hashlib.sha256(",".join(map(str, self.ids)).encode()).hexdigest()[:16]
+
+
+def texts(path: Path | None, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The user's files, or, without any, real text of several kinds that is on any machine with Python, in turn."""
+    if path is not None:
+        yield from corpora.of_files(str(path)).texts
+        return
+    for together in itertools.zip_longest(*(corpora.corpus(kind).texts for kind in kinds)):
+        yield from (text for text in together if text is not None)
 
 
 def cut(tokenizer: Any, texts: Iterable[tuple[str, str]], context: int, most: int) -> list[Piece]:

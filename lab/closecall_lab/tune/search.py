@@ -1,0 +1,115 @@
+"""Chooses how many blocks a tuned policy keeps: as asked for, the fewest that meet a target, or the most that pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from closecall import Policy
+
+from ..spine.numbers import size
+from ..spine.table import Column, Table
+from .fit import Fit
+from .judge import Judge, Verdict
+
+SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of a context's blocks: the mean budgets that a search tries
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted: exactly one of a mean tile budget, a KL to dense at most, a speed-up of the prefill at least."""
+
+    mean: float | None = None
+    kl: float | None = None
+    speedup: float | None = None
+
+    def __post_init__(self) -> None:
+        wanted = [value for value in asdict(self).values() if value is not None]
+        if len(wanted) != 1:
+            raise ValueError(f"tuning takes one goal, a budget, a KL or a speed-up, got {len(wanted)}")
+        if wanted[0] <= 0:
+            raise ValueError(f"the goal must be above 0, got {wanted[0]:g}")
+
+    def ladder(self, n_blocks: int, least: int) -> list[float]:
+        """The mean budgets to try, in order: from few blocks up for a KL, from many down for a speed-up."""
+        if self.mean is not None:
+            return [self.mean]
+        steps = [float(round(n_blocks * share)) for share in SHARES if n_blocks * share >= least]
+        return steps if self.kl is not None else steps[::-1]
+
+    def met(self, verdict: Verdict) -> bool:
+        if self.kl is not None:
+            return verdict.kl <= self.kl
+        return self.speedup is None or verdict.speedup >= self.speedup
+
+    def missed(self, tried: Sequence[Candidate]) -> str:
+        """What no policy reached, and the nearest one."""
+        if self.kl is not None:
+            near = min(tried, key=lambda c: c.verdict.kl)
+            nearest = f"the nearest, {near.mean:g} blocks, has {near.verdict.kl:.4g}"
+            return f"no policy has a KL of at most {self.kl:g}: {nearest}"
+        near = max(tried, key=lambda c: c.verdict.speedup)
+        return (
+            f"no policy is {self.speedup:g} times as fast as dense: the fastest, {near.mean:g} blocks, is "
+            f"{near.verdict.speedup:.2f} times as fast; try a longer --context"
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy, its mean tile budget, and how it did."""
+
+    label: str
+    mean: float
+    policy: Policy
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The policy that meets the goal, the same blocks spread evenly, and all that was tried on the way."""
+
+    chosen: Candidate
+    even: Candidate
+    tried: list[Candidate]
+    context: int
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What stands in the policy's file."""
+        return {
+            "context": self.context,
+            "mean_tile_budget": self.chosen.mean,
+            "tuned": asdict(self.chosen.verdict),
+            "same blocks for every head": asdict(self.even.verdict),
+        }
+
+    def table(self) -> Table:
+        columns = [
+            Column("policy", lambda r: r["label"], left=True),
+            Column("mean budget", lambda r: r["mean"], "g"),
+            Column("blocks a tile", lambda r: r["kept_blocks"], ".1f"),
+            Column("kept", lambda r: r["kept_share"], ".1%"),
+            Column("KL to dense", lambda r: r["kl"], ".4f"),
+            Column("loss", lambda r: r["loss_change"], "+.4f"),
+            Column("same choice", lambda r: r["agreement"], ".1%"),
+            Column("prefill / dense", lambda r: r["seconds"] / r["dense_seconds"], ".2f"),
+        ]
+        rows = [{"label": c.label, "mean": c.mean} | asdict(c.verdict) for c in [*self.tried, self.even]]
+        notes = ["On text that the budgets were not fitted on. Dense is our own kernel; times are of single runs."]
+        return Table(f"Tuned at {size(self.context)}", columns, rows, notes)
+
+
+def search(fit: Fit, base: Policy, goal: Goal, judge: Judge, context: int) -> Tuned:
+    """Tries mean budgets until one meets the goal. Raises if none does, with the nearest."""
+    n_blocks = fit.curves.shape[2] - 1
+    tried: list[Candidate] = []
+    for mean in goal.ladder(n_blocks, base.most_forced + 1):
+        policy = fit.policy(base, mean)
+        candidate = Candidate("tuned", mean, policy, judge.verdict(policy))
+        tried.append(candidate)
+        if goal.met(candidate.verdict):
+            even = fit.even(base, mean)
+            return Tuned(candidate, Candidate("every head alike", mean, even, judge.verdict(even)), tried, context)
+    raise ValueError(goal.missed(tried))

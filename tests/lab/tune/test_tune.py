@@ -1,0 +1,148 @@
+"""`closecall tune` from text to a policy file, on a probe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import closecall
+from closecall.cli import main
+from closecall.rules.last_tile import LastTile
+from closecall.rules.per_head import PerHead
+from closecall_lab.probes.words import VOCABULARY
+from closecall_lab.tune.fit import Fit
+from closecall_lab.tune.judge import Judge, Verdict
+from closecall_lab.tune.pieces import cut, halves
+from closecall_lab.tune.search import Goal, search
+
+
+class Words:
+    """A tokenizer of words, with a start token."""
+
+    bos_token_id = 0
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
+def test_pieces_are_whole_and_start_as_the_model_does() -> None:
+    pieces = cut(Words(), [("a", "x yy " * 5), ("b", "zzz " * 11)], 6, 10)
+    assert [len(piece.ids) for piece in pieces] == [6, 6, 6, 6]
+    assert {piece.ids[0] for piece in pieces} == {0}
+    assert pieces[0].name == "a"
+    assert pieces[2].name == "a to b"
+    assert len({piece.digest for piece in pieces}) == 3  # the last two read alike
+    fitting, judging = halves(pieces)
+    assert (len(fitting), len(judging)) == (2, 2)
+
+
+def test_too_little_text_is_said_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"two pieces of 100 tokens.*the text has 11 tokens"):
+        cut(Words(), [("b", "zzz " * 11)], 100, 10)
+
+
+class Verdicts(Judge):
+    """Knows how good a policy is without running anything: the more blocks the better, and the slower."""
+
+    def __init__(self) -> None:
+        super().__init__(None, [], Path(), print)  # type: ignore[arg-type]
+
+    def verdict(self, candidate: closecall.Policy) -> Verdict:
+        rule = candidate.rule.rule if isinstance(candidate.rule, LastTile) else candidate.rule
+        mean = rule.mean_budget if isinstance(rule, PerHead) else float(rule.keep)  # type: ignore[attr-defined]
+        return Verdict(1 / mean, 0.0, 1.0, mean, mean / 64, mean, 64.0)
+
+
+@pytest.fixture
+def fitted() -> Fit:
+    steps = np.linspace(1, 0, 65)
+    return Fit((0, 1), np.stack([np.stack([steps, steps / 4])] * 2))
+
+
+def test_the_fewest_blocks_that_meet_a_kl_are_taken(fitted: Fit) -> None:
+    tuned = search(fitted, closecall.policy("quest"), Goal(kl=0.1), Verdicts(), 4096)
+    assert tuned.chosen.mean == 16
+    assert [c.mean for c in tuned.tried] == [4, 8, 16]
+    assert tuned.chosen.policy.rule.mean_budget == 16  # type: ignore[attr-defined]
+    assert tuned.measured["tuned"]["kl"] == 1 / 16
+
+
+def test_the_most_blocks_that_meet_a_speed_are_taken(fitted: Fit) -> None:
+    tuned = search(fitted, closecall.policy("quest"), Goal(speedup=4), Verdicts(), 4096)
+    assert tuned.chosen.mean == 16
+    assert "every head alike" in tuned.table().text()
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        (Goal(kl=1e-3), r"no policy has a KL of at most 0\.001: the nearest, 32 blocks, has 0\.03125"),
+        (Goal(speedup=100), r"no policy is 100 times as fast as dense: the fastest, 4 blocks, is 16\.00"),
+    ],
+)
+def test_a_goal_that_nothing_meets_names_the_nearest(goal: Goal, message: str, fitted: Fit) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(fitted, closecall.policy("quest"), goal, Verdicts(), 4096)
+
+
+def test_one_goal_at_a_time() -> None:
+    with pytest.raises(ValueError, match="one goal"):
+        Goal(mean=8, kl=0.1)
+    with pytest.raises(ValueError, match="above 0"):
+        Goal(kl=0.0)
+
+
+def test_the_protection_of_last_tiles_stays(fitted: Fit) -> None:
+    auto = fitted.policy(closecall.policy("auto"), 8)
+    assert isinstance(auto.rule, LastTile)
+    assert isinstance(auto.rule.rule, PerHead)
+    assert auto.rule.factor == 2
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in the probes' own words: they know no others."""
+    known = [word for word in VOCABULARY if word.isalpha()]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(known[i * 7919 % len(known)] for i in range(6000)))
+    return path
+
+
+def test_from_text_to_a_policy_that_attaches(
+    words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, work = tmp_path / "tuned.json", tmp_path / "work"
+    command = ["tune", "--model", "probe", "--text", str(words), "--context", "1k", "--pieces", "2", "--mean", "8",
+               "--out", str(out), "--work", str(work)]  # fmt: skip
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert "every head alike" in first.out
+    policy = closecall.Policy.load(out)
+    assert policy.rule.made_for() == (0, 1, 2)
+    measured = json.loads(out.read_text())["measured"]
+    assert measured["context"] == 1024
+    assert 0 <= measured["tuned"]["kl"] < 10
+    assert measured["tuned"]["kept_blocks"] <= measured["same blocks for every head"]["kept_blocks"] + 0.5
+    monkeypatch.setattr("closecall_lab.tune.fit._curves_of", None)  # all of it is in the work directory
+    monkeypatch.setattr("closecall_lab.tune.judge.read", None)
+    assert main(command) == 0
+    assert capsys.readouterr().out == first.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--policy", "dense"], "ranks nothing"),
+        (["--mean", "-1"], "above 0"),
+        (["--context", "32k"], "two pieces of 32768 tokens"),
+    ],
+)
+def test_bad_options(
+    options: list[str], message: str, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "--model", "probe", "--text", str(words), "--out", str(tmp_path / "x.json")]
+    assert main([*command, "--work", str(tmp_path / "work"), *options]) == 2
+    assert message in capsys.readouterr().err
