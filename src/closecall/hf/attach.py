@@ -84,8 +84,8 @@ def _check_layers(policy: Policy, layers: tuple[int, ...], model: str) -> None:
     made_for = policy.rule.made_for()
     if made_for is not None and made_for != layers:
         raise ValueError(
-            f"the policy was calibrated for {layer_numbers(made_for)}, and the full attention of {model} is in "
-            f"{layer_numbers(layers)}: run `closecall calibrate` on this model"
+            f"the policy was fitted to {layer_numbers(made_for)}, and the full attention of {model} is in "
+            f"{layer_numbers(layers)}: run `closecall calibrate` or `closecall tune` on this model"
         )
 
 
