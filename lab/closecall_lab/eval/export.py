@@ -29,17 +29,17 @@ TEXT = (
     "layers",
     "warnings",
 )
-WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt_tokens")
+WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt_tokens", "positions")
 REAL = (
     "score", "asked_triggered", "asked_budget", "hit", "hit_union", "effective_budget", "kept_fraction", "wall",
-    "prefill_seconds",
+    "prefill_seconds", "kl", "loss", "dense_loss", "agreement",
 )  # fmt: skip
 YES_NO = ("correct", "choice_correct", "unformatted")
 COLUMNS = (
     "model_name", "model", "task", "context", "seed", "number", "question", "policy", "budget", "score", "correct",
     "output", "choice", "choice_correct", "unformatted", "asked_triggered", "asked_budget", "hit", "hit_union",
     "effective_budget", "kept_fraction", "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json",
-    "example", "key", "layers", "warnings",
+    "example", "key", "layers", "warnings", "positions", "kl", "loss", "dense_loss", "agreement",
 )  # fmt: skip
 
 

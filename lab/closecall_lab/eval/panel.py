@@ -135,7 +135,7 @@ class Spec:
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """Of a router: those that make sense. A trigger that takes no share q of all tiles leaves only /matched."""
+        """The controls that a router can have. A trigger that takes no share q of all tiles leaves only /matched."""
         if not self.router or self.control:
             return ()
         rule = None if self.saved is None else self.saved.rule
@@ -173,7 +173,7 @@ class Spec:
         return self.saved.replace(rule=rule)
 
     def notes(self, budget: int) -> list[str]:
-        """What its policy warns of at this budget; nothing where there is only the name of one from a file."""
+        """The warnings of its policy at this budget; none where there is only the name of a policy from a file."""
         if SAVED in dict(self.overrides) and self.saved is None:
             return []
         with warnings.catch_warnings(record=True) as caught:
@@ -195,7 +195,7 @@ def _read(path: str) -> Policy:
 
 
 def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
-    """Its name among the overrides, with those that the same scorer on the same grid needs under any rule."""
+    """The overrides that name a saved policy: its file and digest, and what its scorer and grid have of their own."""
 
     known = GIVEN.get(made.name, {})
 
@@ -216,7 +216,7 @@ def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _with_budget(rule: Rule, budget: int) -> Rule:
-    """With this budget, also in the rules it is made of; itself where none has one."""
+    """The rule with this budget, also in the rules it is made of. A rule without a budget stays as it is."""
 
     def changed(part: Component) -> Any:
         found: dict[str, Any] = {"budget": budget} if any(f.name == "budget" for f in fields(part)) else {}

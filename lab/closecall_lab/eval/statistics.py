@@ -71,7 +71,7 @@ def wilson(correct: ArrayLike, level: float = LEVEL) -> Estimate:
 
 @dataclass(frozen=True)
 class PairedRecall:
-    """Of the n_dc questions dense answers correctly, the share the policy answers too (NaN where n_dc is 0)."""
+    """The share that a policy answers of the n_dc questions that dense answers correctly (NaN where n_dc is 0)."""
 
     recall: float
     low: float

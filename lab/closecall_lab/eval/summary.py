@@ -84,7 +84,7 @@ class Group:
         return [int(a["correct"]) for row in self.rows[variant] for a in row.run.answers]
 
     def letters(self, variant: Variant) -> list[int]:
-        """Of a multiple choice: whether the likeliest letter was the right one. Empty for other tasks."""
+        """Whether the likeliest letter of each multiple choice was the right one. Empty for other tasks."""
         answers = [a for row in self.rows[variant] for a in row.run.answers]
         return [int(a["choice_correct"]) for a in answers if "choice_correct" in a]
 

@@ -29,7 +29,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Hiding:
     """What one example hides and asks.
 
     `depths` are from 0, the haystack's first sentence, to 1. `decoy` makes one more needle that is of no use. With
@@ -48,7 +48,7 @@ class Plan:
     meta: Mapping[str, JSON] = field(default_factory=dict)
 
 
-def hide(plan: Plan, haystack: str, room: Room, context: int, key: str) -> Example:
+def hide(plan: Hiding, haystack: str, room: Room, context: int, key: str) -> Example:
     """The example: as many sentences as fit, the needles among them, and a few words to fill the last gap."""
     chance = random.Random(f"{key}/haystack")
     source = hay(haystack, chance.random(), plan.decoy, plan.secrets)
@@ -122,7 +122,7 @@ def fill(
     )
 
 
-def _body(plan: Plan, source: Hay, n: int, words: int) -> tuple[str, list[Span]]:
+def _body(plan: Hiding, source: Hay, n: int, words: int) -> tuple[str, list[Span]]:
     """The haystack's text, and where in it each needle of the plan is."""
     sentences = [*source.first(n), *filter(None, [source.dressed(tail(words)) if words else ""])]
     places = sorted(range(len(plan.needles)), key=lambda i: plan.depths[i])

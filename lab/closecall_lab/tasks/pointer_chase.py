@@ -14,7 +14,7 @@ from . import haystacks
 from .base import TASKS, Generated, check_least
 from .example import Example
 from .fit import Room
-from .hiding import Ask, Plan, hide
+from .hiding import Ask, Hiding, hide
 from .lexicon import Drawer
 
 DIGITS = 5
@@ -64,7 +64,7 @@ class PointerChase(Generated):
                 chance.shuffle(spare)
             return spare.pop()
 
-        plan = Plan(
+        plan = Hiding(
             task=str(self),
             intro=INTRO,
             needles=needles,

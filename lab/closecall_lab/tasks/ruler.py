@@ -11,7 +11,7 @@ from . import haystacks
 from .base import TASKS, Generated, check_least
 from .example import Example
 from .fit import Room
-from .hiding import Ask, Plan, hide
+from .hiding import Ask, Hiding, hide
 from .lexicon import Drawer
 
 DIGITS = 7
@@ -51,7 +51,7 @@ class Needles(Generated):
         depths = [chance.random() for _ in pairs]
         gold = range(asked * values)
         answers = tuple(value for _, value in pairs[: len(gold)])
-        plan = Plan(
+        plan = Hiding(
             task=str(self),
             intro=INTRO,
             needles=[needle(*pair) for pair in pairs],
@@ -95,7 +95,7 @@ class Single(Needles):
         kinds = chance.sample(KINDS, self.questions)
         facts = [(f"The {kind} of {drawer.name()} is", drawer.number(DIGITS)) for kind in kinds]
         spare = cycle(kinds)
-        plan = Plan(
+        plan = Hiding(
             task=str(self),
             intro=INTRO_KINDS,
             needles=[f"{words} {value}." for words, value in facts],
@@ -144,7 +144,7 @@ class MultiKey(Needles):
         drawer = Drawer(chance)
         names = [drawer.name() for _ in range(self.keys)]
         values = [drawer.number(DIGITS) for _ in names]
-        plan = Plan(
+        plan = Hiding(
             task=str(self),
             intro=INTRO,
             needles=list(map(needle, names, values)),

@@ -10,7 +10,7 @@ from . import haystacks
 from .base import TASKS, Generated, check_least
 from .example import Example
 from .fit import Room
-from .hiding import Ask, Plan, hide
+from .hiding import Ask, Hiding, hide
 from .lexicon import Drawer
 
 LETTERS = 5
@@ -54,7 +54,7 @@ class VariableTracking(Generated):
             asks = [
                 _value_of(variables[i][-1], values[i], range(steps * i, steps * (i + 1))) for i in range(self.questions)
             ]
-        plan = Plan(
+        plan = Hiding(
             task=str(self),
             intro=INTRO,
             needles=needles,

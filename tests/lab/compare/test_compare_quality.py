@@ -15,7 +15,7 @@ import torch
 import closecall
 import oracle
 from closecall_lab.eval.compare import quality
-from closecall_lab.eval.compare.capture import Asked, Capture, Layer, Prompt
+from closecall_lab.eval.compare.capture import Asked, Capture, CapturedLayer, Prompt
 from closecall_lab.eval.compare.quality import Findings, dense_of, judge, judge_all, judge_prompt
 from closecall_lab.eval.panel import Spec
 from compare import everything, kept_of
@@ -27,10 +27,10 @@ POLICIES = {
 }
 
 
-def layer_of(seed: int, softcap: float) -> Layer:
+def layer_of(seed: int, softcap: float) -> CapturedLayer:
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, h, 150, d, generator=generator) for h, d in ((4, 24), (2, 24), (2, 10)))
-    return Layer(2 * q, k, v, scale=0.3, softcap=softcap)
+    return CapturedLayer(2 * q, k, v, scale=0.3, softcap=softcap)
 
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
@@ -146,7 +146,7 @@ def test_every_policy_on_every_layer_of_the_part(copied: Capture, monkeypatch: p
             tiles = -(-prompt.tokens // 64)
             assert row.quality.effective_budget == pytest.approx(np.mean(router), abs=0.5 / tiles)
 
-    def refuse(*_: Any) -> Layer:
+    def refuse(*_: Any) -> CapturedLayer:
         raise AssertionError("everything is known")
 
     monkeypatch.setattr(Prompt, "load", refuse)

@@ -121,7 +121,7 @@ class Screen(io.StringIO):
 
 
 def shown(out: io.StringIO, seconds: dict[int, float]) -> progress.Progress:
-    panel = Panel(("m",), ("t",), (1000, 2000), (Spec("dense"), Spec("topk")), (8,), 5)
+    panel = Panel(("m",), ("niah-single",), (1000, 2000), (Spec("dense"), Spec("topk")), (8,), 5)
     bar = progress.Progress(panel, "tiny", out=out)
     for context, wall in seconds.items():
         for spec, budget in panel.variants:
@@ -139,7 +139,7 @@ def test_progress_tells_accuracy_and_time_left() -> None:
 
 
 def test_progress_with_documents_of_their_own_lengths() -> None:
-    panel = Panel(("m",), ("t", "lm-eval:x"), (1000, 2000), (Spec("dense"),), (8,), 5)
+    panel = Panel(("m",), ("niah-single", "lm-eval:arc_easy"), (1000, 2000), (Spec("dense"),), (8,), 5)
     bar = progress.Progress(panel, "tiny", out=io.StringIO())
     assert bar.total == 15
     for context, wall in ((0, 7.0), (1000, 2.0)):

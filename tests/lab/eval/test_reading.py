@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,11 @@ def test_on_the_command_line(tiny: Path, written: Path, tmp_path: Path, capsys: 
     task = f"text:files={written},positions=100"
     given = ["--model", str(tiny), "--tasks", task, "--contexts", "512", "--budgets", "5", "--n", "2"]
     given += ["--policies", "dense,topk:tile_factor=1,router:tile_factor=1", "--controls", "--store", str(store)]
-    assert cli.main(["eval", *given]) == 0
+    assert cli.main(["eval", *given, "--export", str(tmp_path / "texts.csv")]) == 0
+    with (tmp_path / "texts.csv").open() as file:
+        exported = list(csv.DictReader(file))
+    assert {row["positions"] for row in exported} == {"100"}
+    assert all(float(row["kl"]) >= 0 for row in exported)
     page = capsys.readouterr().out
     assert "KL" in page
     assert "loss change" in page

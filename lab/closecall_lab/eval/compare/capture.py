@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class CapturedLayer:
     """One layer's `q [1, H, N, D]`, `k, v [1, Hkv, N, D]` in float32, whatever they were saved in."""
 
     q: Tensor
@@ -76,7 +76,7 @@ class Prompt:
     asked: tuple[Asked, ...]
     layers: tuple[int, ...]
 
-    def load(self, layer: int) -> Layer:
+    def load(self, layer: int) -> CapturedLayer:
         from safetensors import safe_open
 
         path = self.directory / _layer_name(layer)
@@ -88,7 +88,7 @@ class Prompt:
             raise CaptureError(
                 f"{path} cannot be read ({error}): remove {self.directory} and capture it again"
             ) from error
-        return Layer(q, k, v, float(about["scale"]), float(about["softcap"]))
+        return CapturedLayer(q, k, v, float(about["scale"]), float(about["softcap"]))
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _prefill(subject: Subject, ids: list[int], see: Callable[[int, Call], None])
 
 
 def _bytes_per_token(subject: Subject, layers: Sequence[int] | None, dtype: torch.dtype | None) -> dict[int, int]:
-    """Of every layer to capture, from what two tokens take."""
+    """The bytes of every layer to capture, reckoned from what two tokens take."""
     found: dict[int, int] = {}
 
     def see(layer: int, call: Call) -> None:

@@ -21,7 +21,7 @@ QUEST = "quest"
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one policy at one budget. `ratio`: to quest with top-k at the same budget, median over rounds of both."""
+    """What one policy costs at one budget. `ratio`: to quest with top-k at that budget, median over rounds of both."""
 
     policy: str
     budget: int

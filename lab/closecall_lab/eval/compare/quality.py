@@ -23,7 +23,7 @@ from closecall.policy import Policy
 from ..matched import matched
 from ..panel import Spec
 from ..store import SEMANTICS
-from .capture import FORMAT, Asked, Capture, Layer, Prompt
+from .capture import FORMAT, Asked, Capture, CapturedLayer, Prompt
 from .parts import belongs
 
 Variant = tuple[Spec, int]
@@ -81,12 +81,12 @@ class Row:
         return self.task, self.context, self.seed, self.number
 
 
-def dense_of(layer: Layer) -> tuple[Tensor, Tensor]:
+def dense_of(layer: CapturedLayer) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over all keys."""
     return attention(layer.q, layer.k, layer.v, "dense", scale=layer.scale, softcap=layer.softcap, return_lse=True)
 
 
-def block_masses(layer: Layer, row: int, blocks: Sequence[int], block: int) -> Tensor:
+def block_masses(layer: CapturedLayer, row: int, blocks: Sequence[int], block: int) -> Tensor:
     """float64 `[H, len(blocks)]`: the row's softmax mass on these blocks, of all the keys it sees, head by head."""
     heads, kv_heads, seen = layer.q.shape[1], layer.k.shape[1], row + 1
     q = layer.q[0, :, row].double().view(kv_heads, heads // kv_heads, -1)
@@ -97,7 +97,7 @@ def block_masses(layer: Layer, row: int, blocks: Sequence[int], block: int) -> T
     return torch.stack([mass[:, b * block : (b + 1) * block].sum(1) for b in blocks], 1)
 
 
-def judge(layer: Layer, policy: Policy, asked: Sequence[Asked], dense: tuple[Tensor, Tensor]) -> Quality:
+def judge(layer: CapturedLayer, policy: Policy, asked: Sequence[Asked], dense: tuple[Tensor, Tensor]) -> Quality:
     """The policy on one layer, given what `dense_of` found."""
     whole, whole_lse = dense
     kept = select(layer.q, layer.k, policy, scale=layer.scale)
@@ -207,7 +207,7 @@ def _on_layer(policy: Policy, number: int) -> Policy:
 
 
 def _judge(capture: Capture, prompt: Prompt, policies: dict[Variant, Policy], findings: Findings) -> Iterator[Row]:
-    """Layer by layer, so that each is read, and attended to densely, once for all policies."""
+    """CapturedLayer by layer, so that each is read, and attended to densely, once for all policies."""
     for number in prompt.layers:
         keys = {variant: key_of(capture, prompt, number, policy) for variant, policy in policies.items()}
         if any(findings.get(key) is None for key in keys.values()):

@@ -65,7 +65,7 @@ class Spent:
 
     @property
     def fair(self) -> bool:
-        """Whether nowhere more."""
+        """Whether the policy kept no more than its rival on any example."""
         return self.most <= 1 + TOLERANCE
 
     @property
@@ -141,12 +141,12 @@ class Answers:
 
     @cached_property
     def duels(self) -> list[list[Duel]]:
-        """Of every group by itself."""
+        """The duels of every group by itself."""
         return [duels([group], self.against) for group in self.groups]
 
     @cached_property
     def tallies(self) -> list[Tally]:
-        """Of every policy that ran everywhere at its context, in the order in which the policies entered."""
+        """A tally for every policy that ran everywhere at its context, in the order in which policies entered."""
         found = []
         for context in dict.fromkeys(g.context for g in self.groups):
             here = [g for g in self.groups if g.context == context]
@@ -163,7 +163,7 @@ class Answers:
 
     @cached_property
     def over_models(self) -> dict[tuple[str, int], list[Duel]]:
-        """Of every task and context over all models; empty where there is only one."""
+        """The duels of every task and context over all models; empty where there is only one model."""
         places: dict[tuple[str, int], list[Group]] = {}
         for group in self.groups:
             places.setdefault((group.task, group.context), []).append(group)
@@ -300,7 +300,7 @@ class Captured:
         return len({row.prompt for row in self.rows})
 
     def scores(self, *, task: str | None = None, layer: int | None = None) -> list[Score]:
-        """Of every policy and budget, over all prompts and layers or those of one task or layer."""
+        """The qualities of every policy and budget, over all prompts and layers or those of one task or layer."""
         found = []
         for (policy, budget), rows in self._by.items():
             mine = [r for r in rows if task in (None, r.task) and layer in (None, r.layer)]
@@ -363,7 +363,7 @@ def _gold_per_prompt(rows: Sequence[Row]) -> dict[Hashable, float]:
 
 
 def _difference(found: Sequence[dict[Hashable, float]], prompts: Sequence[Hashable]) -> tuple[float, float] | None:
-    """Of the two policies' means over the prompts that have the measure, with its p; None where none has."""
+    """The difference between two policies' means and its p-value, over the prompts that have the measure, if any."""
     asked = [p for p in prompts if p in found[1]]
     if not asked:
         return None
