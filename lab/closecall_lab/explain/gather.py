@@ -32,6 +32,7 @@ class Run:
     calls: Calls
     mean: dict[str, Floats]  # `[cells]`: over all layers and heads
     output: str  # what the model then wrote
+    stopped: int  # after so many tokens, because it was not let write more; 0 where it ended by itself
     dense: str  # why nothing was left out; empty where something was
 
     @property
@@ -114,11 +115,11 @@ def run(
         watch.follow(handle)
         ids = torch.tensor([prompt.ids], device=model.device)
         if new_tokens and tokenizer is not None:
-            written = _generate(model, ids, new_tokens)
-            output = str(tokenizer.decode(written, skip_special_tokens=True))
+            written, ended = _generate(model, ids, new_tokens)
+            output, stopped = str(tokenizer.decode(written, skip_special_tokens=True)), 0 if ended else len(written)
         else:
             model(ids, logits_to_keep=1, use_cache=False)
-            output = ""
+            output, stopped = "", 0
         notes = handle.warnings(tokens)
     if not watch.layers:
         raise ValueError(f"{type(model).__name__} ran no full attention over the prompt: there is nothing to show")
@@ -130,15 +131,19 @@ def run(
         calls=watch.calls,
         mean=watch.mean(),
         output=output.strip(),
+        stopped=stopped,
         dense="" if cut else _why_dense(policy, notes),
     )
 
 
-def _generate(model: Any, ids: torch.Tensor, most: int) -> list[int]:
-    """Greedy, whatever the model's own settings say about sampling."""
+def _generate(model: Any, ids: torch.Tensor, most: int) -> tuple[list[int], bool]:
+    """The tokens of a greedy answer, whatever the model's own settings say about sampling, and whether it ended."""
     plain = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, pad_token_id=0, **plain)
-    return [int(token) for token in out[0, ids.shape[1] :]]
+    written = [int(token) for token in out[0, ids.shape[1] :]]
+    named = model.generation_config.eos_token_id
+    ends = named if isinstance(named, (list, tuple)) else [named]
+    return written, len(written) < most or written[-1] in ends
 
 
 def _why_dense(policy: Policy, notes: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ import numpy as np
 from .gather import Gathered, Run
 from .look import CLOSE
 
+KNOWN = 0.995  # a bound above this says nothing
+
 
 def percent(share: float) -> str:
     """As many digits as help: 12%, 3.1%, 0.04%."""
@@ -40,7 +42,8 @@ def sentences(run: Run, gathered: Gathered) -> list[str]:
     found = [run.dense] if run.dense else _about_the_cut(run, gathered)
     found += _about_the_answer(run, gathered)
     if run.output:
-        found.append(f"The model then wrote: “{run.output}”" + _verdict(run, gathered))
+        cut = f" and was stopped after {_plural(run.stopped, 'token')}" if run.stopped else ""
+        found.append(f"The model then wrote: “{run.output}”{cut}{_verdict(run, gathered)}")
     return found
 
 
@@ -72,10 +75,12 @@ def _about_the_cut(run: Run, gathered: Gathered) -> list[str]:
         )
     else:
         bound = np.stack([layer.bound for layer in run.layers])
-        found.append(
-            "True masses were left out. What can be proven without them: rows of the last tile lost at most "
+        proven = (
+            "What can be proven without them: rows of the last tile lost at most "
             f"{percent(float(bound.min()))} in the best head and {percent(float(np.median(bound)))} in the median one."
         )
+        nothing = "Without them nothing can be proven here about what the last tile lost."
+        found.append(f"True masses were left out. {proven if bound.min() < KNOWN else nothing}")
     close = f"{_plural(run.calls.count, 'close call')} (dropped within {CLOSE:g} of the cut)"
     if gathered.answer:
         found.append(f"{close}; {run.calls.on_answer:,} of them touched the answer.")

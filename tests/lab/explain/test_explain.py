@@ -23,7 +23,7 @@ from closecall.hf.op import Call
 from closecall_lab.explain import codes, look, pack
 from closecall_lab.explain.cli import layer_numbers
 from closecall_lab.explain.page import Explanation
-from closecall_lab.explain.prompt import from_inputs, from_text
+from closecall_lab.explain.prompt import Prompt, from_inputs, from_text
 from closecall_lab.explain.words import percent, remarks
 
 WORDS = "the old river walked slowly . "
@@ -238,6 +238,12 @@ def test_sentences_say_what_happened(two: Explanation) -> None:
     assert any(text.startswith("The answer stands in block") for text in first)
     assert any("The model then wrote: “vanilla" in text and "as expected" in text for text in second)
     assert str(two).splitlines()[0] == first[0]
+
+
+def test_an_answer_that_was_stopped_says_so(explained: Explain, needle: Prompt) -> None:
+    made = explained(needle, "auto", truth=False, layers=[0], new_tokens=1)
+    assert made.gathered.runs[0].stopped == 1
+    assert any("“vanilla” and was stopped after 1 token, as expected." in text for text in made.sentences)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ function drawStrip() {
 function drawReading() {
   const b = state.block, near = 200, from = D.block_starts[b], to = D.block_starts[b + 1];
   const before = Math.max(0, from - near), after = Math.min(D.text.length, to + near);
-  $("reading").replaceChildren(around(before, from), make("b", {}, ...marked(from, to)), around(to, after));
+  const words = make("b", {}, ...marked(from, to)), pane = $("reading");
+  pane.replaceChildren(around(before, from), words, around(to, after));
+  pane.scrollTop = words.offsetTop - pane.offsetTop - 28; // long lines before it must not hide it
 }
 
 /* -- the grid of layers and heads --------------------------------------------------------------------------------- */
