@@ -98,8 +98,9 @@ def test_chunks_change_nothing(model, whole, chunk):
 
 def test_preemption_changes_nothing(model):
     prompts = (1400, 1237, 1100)
-    done = run(AUTO, [ask(*prompts, tokens=150)], model=model, max_num_batched_tokens=512, num_gpu_blocks_override=32)
-    calm = run(AUTO, [ask(n, tokens=150) for n in prompts], model=model, max_num_batched_tokens=512)
+    llm = {"model": model, "max_num_batched_tokens": 512, "max_model_len": 2048}
+    done = run(AUTO, [ask(*prompts, tokens=150)], num_gpu_blocks_override=32, **llm)
+    calm = run(AUTO, [ask(n, tokens=150) for n in prompts], **llm)
     assert not done.failed, done.text[-3000:]
     assert done.last("PREEMPTED") > 0
     assert calm.last("PREEMPTED") == 0

@@ -65,6 +65,8 @@ class Backend(CPUAttentionBackend):
 @dataclass
 class Metadata(CPUAttentionMetadata):
     pages: Pages | None = None
+    decodes: bool = False  # one generated row for each sequence, and nothing else
+    completes: bool = False  # some row is the last of a block
 
 
 class Builder(CPUAttentionMetadataBuilder):
@@ -72,6 +74,7 @@ class Builder(CPUAttentionMetadataBuilder):
 
     prompt_lens: Callable[[int], Tensor] | None = None
     min_context: int = 0
+    block: int = 1  # of the policy
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -84,7 +87,10 @@ class Builder(CPUAttentionMetadataBuilder):
         pages = Pages(
             plain.block_table[:n], plain.query_start_loc[: n + 1], plain.seq_lens[:n], prompts, self.min_context
         )
-        return Metadata(**{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}, pages=pages)
+        decodes = pages.bounds[-1] == n and all(p < k for p, k in zip(pages.prompts, pages.keys, strict=True))
+        completes = any(keys % self.block == 0 for keys in pages.keys)
+        given = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
+        return Metadata(**given, pages=pages, decodes=decodes, completes=completes)
 
 
 def all_heads_of_the_layer(local: Tensor) -> tuple[Tensor, slice]:
@@ -186,6 +192,13 @@ class Impl(CPUAttentionBackendImpl):
             return output
         rows = attn_metadata.num_actual_tokens
         keys, values = key_pages(kv_cache)
+        if attn_metadata.decodes:  # dense for both, and vLLM's kernel is the faster one for single rows
+            rest = (attn_metadata, output, output_scale, output_block_scale)
+            super().forward(layer, query, key, value, kv_cache, *rest)
+            if attn_metadata.completes and self.summaries is not None:
+                self.summaries.update(query[:rows], keys, attn_metadata.pages)
+            STATS.add(None, rows, time.perf_counter() - start)
+            return output
         _, made = paged.attention(
             query[:rows], keys, values, self.policy, attn_metadata.pages,
             scale=self.scale, softcap=float(self.logits_soft_cap), out=output[:rows].view(rows, self.num_heads, -1),

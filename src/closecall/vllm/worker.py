@@ -37,6 +37,8 @@ class Worker(CPUWorker):
         Call `LLM.reset_prefix_cache()` after it: pages of the policy before have no summaries, and its numbers.
         """
         policy = None if text is None else chunk_proof(as_policy(text))
+        for builder in self._builders():
+            builder.block = 1 if policy is None else policy.block
         for name, layer in self.vllm_config.compilation_config.static_forward_context.items():
             impl = getattr(layer, "impl", None)
             if isinstance(impl, Impl) and impl.able:
@@ -46,12 +48,13 @@ class Worker(CPUWorker):
         runner = self.model_runner
         if not hasattr(getattr(runner, "input_batch", None), "num_prompt_tokens_cpu_tensor"):
             raise RefusedError("this model runner does not tell prompt lengths: set VLLM_USE_V2_MODEL_RUNNER=0")
-        for groups in runner.attn_groups:
-            for group in groups:
-                for builder in group.metadata_builders:
-                    if isinstance(builder, Builder):
-                        builder.min_context = settings.min_context
-                        builder.prompt_lens = lambda n: runner.input_batch.num_prompt_tokens_cpu_tensor[:n]
+        for builder in self._builders():
+            builder.min_context, builder.block = settings.min_context, settings.policy.block
+            builder.prompt_lens = lambda n: runner.input_batch.num_prompt_tokens_cpu_tensor[:n]
+
+    def _builders(self) -> list[Builder]:
+        groups = [group for groups in self.model_runner.attn_groups for group in groups]
+        return [b for group in groups for b in group.metadata_builders if isinstance(b, Builder)]
 
     def _say_what_is_active(self, settings: Settings) -> None:
         layers = self.vllm_config.compilation_config.static_forward_context

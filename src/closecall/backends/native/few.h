@@ -38,25 +38,53 @@ inline void dots(const float* q, const float* k, int64_t k_row, int64_t d, int64
   }
 }
 
-// o[0, dv) += sum of p[j] * v[j][0, dv), eight vectors of o at a time.
-inline void weigh(const float* p, const float* v, int64_t v_row, int64_t dv, int64_t n, float* o) {
-  constexpr int AT_ONCE = 8;
+// Adds vectors half of them apart, until one is left, as sum() adds lanes.
+template <int HALF>
+inline void halve(V (&acc)[LANES]) {
+#pragma GCC unroll 16
+  for (int l = 0; l < HALF; ++l) acc[l] = add(acc[l], acc[l + HALF]);
+  if constexpr (HALF > 1) halve<HALF / 2>(acc);
+}
+
+// The same for LANES keys that lie side by side, their coordinates `step` floats apart: lanes along keys, and for each key
+// the same sums in the same order. No lane ever meets another, which makes it the faster form.
+inline V dots_across(const float* q, const float* k, int64_t step, int64_t dim) {
+  V acc[LANES];
+#pragma GCC unroll 16
+  for (int l = 0; l < LANES; ++l) acc[l] = set1(0.0f);
   int64_t i = 0;
-  for (; i + AT_ONCE * LANES <= dv; i += AT_ONCE * LANES) {
-    V acc[AT_ONCE];
-    for (int r = 0; r < AT_ONCE; ++r) acc[r] = load(o + i + r * LANES);
-    for (int64_t j = 0; j < n; ++j) {
-      V w = set1(p[j]);
+  for (; i + LANES <= dim; i += LANES)
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; ++l) acc[l] = fma(set1(q[i + l]), load(k + (i + l) * step), acc[l]);
+  // Every index into acc is known when compiled, or it would not stay in registers.
+#pragma GCC unroll 16
+  for (int l = 0; l < LANES; ++l)
+    if (i + l < dim) acc[l] = fma(set1(q[i + l]), load(k + (i + l) * step), acc[l]);
+  halve<LANES / 2>(acc);
+  return acc[0];
+}
+
+// o += sum of p[j] * v[j], R vectors of each.
+template <int R>
+inline void weigh_vectors(const float* p, const float* v, int64_t v_row, int64_t n, float* o) {
+  V acc[R];
 #pragma GCC unroll 8
-      for (int r = 0; r < AT_ONCE; ++r) acc[r] = fma(w, load(v + j * v_row + i + r * LANES), acc[r]);
-    }
-    for (int r = 0; r < AT_ONCE; ++r) store(o + i + r * LANES, acc[r]);
+  for (int r = 0; r < R; ++r) acc[r] = load(o + r * LANES);
+  for (int64_t j = 0; j < n; ++j) {
+    V w = set1(p[j]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = fma(w, load(v + j * v_row + r * LANES), acc[r]);
   }
-  for (; i < dv; i += LANES) {
-    V acc = load(o + i);
-    for (int64_t j = 0; j < n; ++j) acc = fma(set1(p[j]), load(v + j * v_row + i), acc);
-    store(o + i, acc);
-  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) store(o + r * LANES, acc[r]);
+}
+
+// o[0, dv) += sum of p[j] * v[j][0, dv), as many vectors of o at a time as hide the latency of adding to one.
+inline void weigh(const float* p, const float* v, int64_t v_row, int64_t dv, int64_t n, float* o) {
+  int64_t i = 0;
+  for (; i + 8 * LANES <= dv; i += 8 * LANES) weigh_vectors<8>(p, v + i, v_row, n, o + i);
+  for (; i + 4 * LANES <= dv; i += 4 * LANES) weigh_vectors<4>(p, v + i, v_row, n, o + i);
+  for (; i < dv; i += LANES) weigh_vectors<1>(p, v + i, v_row, n, o + i);
 }
 
 inline int64_t few_width(const Shape& shape) { return round_up(shape.Dv, LANES) + LANES; }  // output, then max and sum
@@ -72,18 +100,21 @@ int64_t few_partial(const Shape& shape, const Rows& tile) { return tile.heads * 
 inline void take_in(const AttendArgs& args, float* s, int64_t n, const float* v, int64_t v_row, float* partial) {
   int64_t dv = round_up(args.shape.Dv, LANES);
   float* state = partial + dv;
-  float scale = (float)args.scale * LOG2E, top = -INF;
+  float scale = (float)args.scale * LOG2E;
   if (args.softcap > 0) {
     for (int64_t j = n; j < round_up(n, LANES); ++j) s[j] = 0.0f;
     for (int64_t j = 0; j < n; j += LANES)
       store(s + j, mul(tanh(mul(load(s + j), set1((float)(args.scale / args.softcap)))), set1((float)args.softcap)));
     scale = LOG2E;
   }
-  for (int64_t j = 0; j < n; ++j) {
-    s[j] *= scale;
-    top = s[j] > top ? s[j] : top;
-  }
   for (int64_t j = n; j < round_up(n, LANES); ++j) s[j] = -INF;
+  V tops = set1(-INF);
+  for (int64_t j = 0; j < n; j += LANES) {
+    V x = mul(load(s + j), set1(scale));
+    store(s + j, x);
+    tops = max(x, tops);  // never a NaN
+  }
+  float top = largest(tops);
   if (top > state[0]) {
     float factor = state[0] == -INF ? 0.0f : exp2(state[0] - top);
     state[0] = top;
@@ -111,6 +142,8 @@ void attend_few(const AttendArgs& args, const Rows& tile, int64_t from, int64_t 
               scratch.q + h * tile.rows * d);
   // Rows read in place must be whole vectors of floats.
   bool k_there = shape.dtype == F32 && tile.k_dim == 1 && shape.D == d;
+  // Keys that lie across are read in place; 16-bit ones would have to be widened first, and turning them around is cheaper.
+  bool across = SUMS_ACROSS && shape.dtype == F32 && tile.k_row == 1 && tile.k_dim != 1;
   bool v_there = shape.dtype == F32 && tile.v_dim == 1 && shape.Dv == dv;
   int64_t per_piece = most(1, PIECE / tile.block);
   for (int64_t piece = from; piece < to; ++piece) {
@@ -127,14 +160,29 @@ void attend_few(const AttendArgs& args, const Rows& tile, int64_t from, int64_t 
         const char* k = place(tile, tile.k, tile.k_row, tile.k_page, first, size);
         const char* v = place(tile, tile.v, tile.v_row, tile.v_page, first, size);
         int64_t k_row = d, v_row = dv;
-        if (k_there) k_row = tile.k_row;
+        const float* side_by_side = scratch.k;  // keys that lie across: their coordinates are k_row apart
+        if (across) {
+          int64_t whole = round_up(count, LANES);
+          bool room = whole == count || (tile.pages && first % tile.page + whole <= tile.page);
+          if (room) {
+            side_by_side = (const float*)k, k_row = tile.k_dim;
+          } else {
+            for (int64_t i = 0; i < shape.D; ++i)
+              read_row(k + i * tile.k_dim * size, shape.dtype, count, 1, whole, scratch.k + i * STEP);
+            k_row = STEP;
+          }
+        } else if (k_there) k_row = tile.k_row;
         else read_rows(k, shape.dtype, count, tile.k_row, shape.D, tile.k_dim, d, scratch.k);
         if (v_there) v_row = tile.v_row;
         else read_rows(v, shape.dtype, count, tile.v_row, shape.Dv, tile.v_dim, dv, scratch.v);
         for (int64_t i = 0; i < all; ++i) {
           int64_t n = least(count, tile.pos + i % tile.rows + 1 - first);  // the keys this row sees
           if (n <= 0) continue;
-          dots(scratch.q + i * d, k_there ? (const float*)k : scratch.k, k_row, d, n, scratch.s);
+          if (across)
+            for (int64_t j = 0; j < n; j += LANES)
+              store(scratch.s + j, dots_across(scratch.q + i * d, side_by_side + j, k_row, shape.D));
+          else
+            dots(scratch.q + i * d, k_there ? (const float*)k : scratch.k, k_row, d, n, scratch.s);
           take_in(args, scratch.s, n, v_there ? (const float*)v : scratch.v, v_row, mine + i * width);
         }
       }

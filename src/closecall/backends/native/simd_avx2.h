@@ -29,6 +29,7 @@ inline V where_equal(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _
 inline V nan_where_nan(V a, V b, V otherwise) {
   return _mm256_blendv_ps(otherwise, _mm256_set1_ps(__builtin_nanf("")), _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
 }
+constexpr bool SUMS_ACROSS = true;  // sum() adds lanes half a vector apart, until one is left
 inline float sum(V a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -32,7 +32,13 @@ inline V where_equal(V a, V b, V yes, V no) {
 inline V nan_where_nan(V a, V b, V otherwise) {  // NaN where a or b is
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q), otherwise, _mm512_set1_ps(__builtin_nanf("")));
 }
-inline float sum(V a) { return _mm512_reduce_add_ps(a); }
+inline float sum(V a) {
+  __m256 b = _mm256_add_ps(_mm512_extractf32x8_ps(a, 1), _mm512_castps512_ps256(a));
+  __m128 c = _mm_add_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+constexpr bool SUMS_ACROSS = true;  // sum() adds lanes half a vector apart, until one is left
 inline float largest(V a) { return _mm512_reduce_max_ps(a); }
 inline V add_exactly(V a, V b) { return add(a, b); }  // never reassociated
 inline V raise_exponent(V a, V n) {  // by the low bits of n; a NaN a stays one, whatever n is

@@ -30,6 +30,7 @@ inline bool any(I m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 inline bool any_above(V a, V b) { return any(a > b); }
 inline V where_equal(V a, V b, V yes, V no) { return choose(a == b, yes, no); }
 inline V nan_where_nan(V a, V b, V otherwise) { return choose((a == a) & (b == b), otherwise, set1(__builtin_nanf(""))); }
+constexpr bool SUMS_ACROSS = false;
 inline float sum(V a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline float larger(float a, float b) { return a > b ? a : b; }
 inline float largest(V a) { return larger(larger(a[0], a[1]), larger(a[2], a[3])); }
