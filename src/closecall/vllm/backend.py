@@ -152,7 +152,7 @@ class Impl(CPUAttentionBackendImpl):
         if self.attn_type != AttentionType.DECODER:
             return f"attention of type {self.attn_type}"
         if self.sliding_window != -1:
-            return f"a sliding window of {self.sliding_window + 1}"
+            return f"a sliding window of {self.sliding_window}"
         if self.alibi_slopes is not None:
             return "alibi"
         if self.sinks is not None:
