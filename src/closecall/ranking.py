@@ -43,6 +43,10 @@ class Ranked:
     all_heads: AllHeads = alone
     source: Source | None = None  # always there when `select` asks a rule
 
+    def at(self, ranks: Tensor) -> Tensor:
+        """float32 `[B, H, T, n]`: the scores of the blocks at ranks `[B, H, T, n]`, the best at rank 0."""
+        return self.scores.gather(-1, ranks)
+
 
 @dataclass(frozen=True, eq=False)
 class Decision:
@@ -63,19 +67,21 @@ def margins(ranked: Ranked, tile_budget: int) -> Tensor:
     cut = (tile_budget - ranked.forced).clamp(1, width - 1) if width > 1 else torch.ones_like(ranked.forced)
     if width == 1:  # one slot: no tile can have more visible blocks than the budget
         return torch.full(ranked.scores.shape[:-1], torch.nan, device=ranked.scores.device)
-    at = cut[:, None, :, None].expand(*ranked.scores.shape[:-1], 1)
-    first_out = ranked.scores.gather(-1, at).squeeze(-1)
-    last_in = ranked.scores.gather(-1, at - 1).squeeze(-1)
-    margin = ((last_in - first_out) / (ranked.scores[..., 0] - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    margin = _margin(ranked, cut[:, None].expand(ranked.scores.shape[:-1]))
     eligible = (ranked.visible > tile_budget)[:, None]
     return margin.masked_fill(~eligible, torch.nan)
+
+
+def _margin(ranked: Ranked, cut: Tensor) -> Tensor:
+    """Eq. 4 where the first block left out has rank `cut [B, H, T]`."""
+    ranks = torch.stack([torch.zeros_like(cut), (cut - 1).clamp(min=0), cut], -1)
+    best, last_in, first_out = ranked.at(ranks).unbind(-1)
+    return ((last_in - first_out) / (best - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def margins_at(ranked: Ranked, counts: Tensor) -> Tensor:
     """Eq. 4 at the cut that `counts` makes, NaN where nothing was cut; 1 where no ranked block was kept at all."""
     free = counts - ranked.forced[:, None]
-    at = free.clamp(0, ranked.scores.shape[-1] - 1)[..., None]
-    first_out, last_in = (ranked.scores.gather(-1, i).squeeze(-1) for i in (at, (at - 1).clamp(min=0)))
-    margin = ((last_in - first_out) / (ranked.scores[..., 0] - first_out)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    margin = _margin(ranked, free.clamp(0, ranked.scores.shape[-1] - 1))
     margin = margin.masked_fill(free == 0, 1.0)
     return margin.masked_fill(counts >= ranked.visible[:, None], torch.nan)

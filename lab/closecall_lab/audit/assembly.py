@@ -130,9 +130,8 @@ def _dominators(found: list[Block]) -> dict[int, set[int]]:
     return over
 
 
-def loops(text: str, dialect: Dialect) -> list[list[str]]:
-    """The lines of every loop, inner ones too, in text order."""
-    found = blocks(text, dialect)
+def _bodies(found: list[Block]) -> list[set[int]]:
+    """The blocks of every loop, inner ones too, in text order."""
     over = _dominators(found)
     before: dict[int, list[int]] = {b: [] for b in over}
     for b in over:
@@ -150,7 +149,13 @@ def loops(text: str, dialect: Dialect) -> list[list[str]]:
                     if here not in body:
                         body.add(here)
                         todo.extend(before[here])
-    return [[line for b in sorted(body) for line in found[b].lines] for _, body in sorted(bodies.items())]
+    return [body for _, body in sorted(bodies.items())]
+
+
+def loops(text: str, dialect: Dialect) -> list[list[str]]:
+    """The lines of every loop, inner ones too, in text order."""
+    found = blocks(text, dialect)
+    return [[line for b in sorted(body) for line in found[b].lines] for body in _bodies(found)]
 
 
 @dataclass(frozen=True)
@@ -240,10 +245,13 @@ def main_loop(text: str, dialect: Dialect) -> Loop | None:
     """The first loop that multiplies at least half as much as the one that multiplies most; None if there is no loop.
 
     The first, because kernels begin with the blocks that need no mask and end with the few that do, and a mask can cost
-    products too. In a kernel without products, loads count.
+    products too; and of loops inside each other the inner one. In a kernel without products, loads count.
     """
+    bodies = _bodies(blocks(text, dialect))
     found = [read_loop(body, dialect) for body in loops(text, dialect)]
     work = [TENSOR_WORTH * loop.tensor + loop.scalar for loop in found]
     if not any(work):
         work = [loop.copies + loop.loads for loop in found]
-    return next((loop for loop, done in zip(found, work, strict=True) if 2 * done >= max(work)), None)
+    hot = [i for i, done in enumerate(work) if 2 * done >= max(work)]
+    inner = (i for i in hot if not any(bodies[j] < bodies[i] for j in hot))
+    return next((found[i] for i in inner), None)

@@ -39,6 +39,12 @@ class Rule(Component):
         """The tile budget over the budget that the user set; None where the rule has no `budget`."""
         return None
 
+    @property
+    def at_ranks(self) -> bool:
+        """Whether it asks a ranking for nothing but the scores at some ranks (`Ranked.at`): a backend then need not
+        sort the blocks."""
+        return False
+
     def remedy(self, tile_budget: int) -> str:
         """Says how to get a tile budget of at least `tile_budget`, as the end of an error message."""
         return f"give rule {self.name!r} a tile budget of {tile_budget} or more"

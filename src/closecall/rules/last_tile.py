@@ -88,6 +88,10 @@ class LastTile(Rule):
     def check(self, policy: Setting) -> None:
         self.rule.check(policy)
 
+    @property
+    def at_ranks(self) -> bool:
+        return self.rule.at_ranks
+
     def limit(self, n_blocks: int) -> int:
         return n_blocks if self.factor == DENSE else min(_part(self.rule.limit(n_blocks), self.factor), n_blocks)
 

@@ -63,6 +63,10 @@ class Router(TopK):
         """Blocks a triggered tile keeps; rounded down where rho is not whole, so that no tile exceeds rho times k."""
         return math.floor(self.rho * self.tile_budget + 1e-9)
 
+    @property
+    def at_ranks(self) -> bool:
+        return type(self) is Router
+
     def limit(self, n_blocks: int) -> int:
         return min(self.expanded_budget, n_blocks)
 

@@ -40,6 +40,10 @@ class TopK(Rule):
             budget += 1
         return f"use budget {budget} or more"
 
+    @property
+    def at_ranks(self) -> bool:
+        return type(self) is TopK  # one's own may want more
+
     def limit(self, n_blocks: int) -> int:
         return min(self.tile_budget, n_blocks)
 

@@ -379,6 +379,14 @@ def test_nested_loops_and_none() -> None:
     assert assembly.main_loop("\tret;\n$L__BB0_1:\n\tbra.uni $L__BB0_1;", PTX) is None  # nothing leads into that loop
 
 
+def test_of_nested_loops_the_inner_one_counts() -> None:
+    inner = ["$L__BB0_2:", "\tmma.sync.x", "\t@%p1 bra $L__BB0_2;"]
+    text = "\n".join(["$L__BB0_1:", "\tbar.sync 0;", *inner, "\t@%p2 bra $L__BB0_1;"])
+    found = assembly.main_loop(text, PTX)
+    assert found is not None
+    assert (found.tensor, found.barriers) == (1, 0)
+
+
 def _loop(number: int, *lines: str) -> str:
     return "\n".join([f"$L__BB0_{number}:", *lines, f"\t@%p1 bra $L__BB0_{number};"])
 

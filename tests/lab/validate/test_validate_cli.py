@@ -16,9 +16,9 @@ from closecall_lab.bench.validate.speed import CONTENDERS
 
 def main(*argv: str) -> int:
     """The command alone, however the whole command line is wired."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "COMMANDS", (add_validate,))
-        return cli.main(["validate", *argv])
+    parser = cli.Parser(prog="closecall")
+    add_validate(parser.add_subparsers())
+    return cli.guarded(parser, ["validate", *argv])
 
 
 @pytest.fixture

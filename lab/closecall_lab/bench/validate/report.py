@@ -8,7 +8,7 @@ from typing import Any
 from ...spine import numbers
 from ...spine.results import Facts
 from ...spine.table import Column, Table
-from . import speed
+from . import speed, spot
 
 Measured = Sequence[tuple[Facts, Facts]]
 NAMES = {
@@ -75,6 +75,7 @@ TIMED = (
     Column("kept", lambda r: r.get("kept"), ".1%"),
     Column("effective budget", lambda r: r.get("effective_budget"), ".1f"),
     Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
+    Column("worst cell", lambda r: _used(r, "spots"), ".3f"),
 )
 
 
@@ -110,6 +111,7 @@ def times(machine: Facts, measured: Measured, settings: speed.Speed, backend: st
     )
     notes = [
         *map(str, settings.policies),
+        f"worst cell: of {spot.CELLS} (head, tile) cells of the timed output, how much of its float64 bound it used.",
         "Below 1 is faster than dense. vs dense: against torch SDPA; vs our dense: against our own kernel run dense.",
         "share: attention's part of one decoder layer; wall vs dense: the layer's time against the layer with SDPA.",
         f"The rest of the layer (projections and a gated MLP, hidden size {settings.heads * settings.dim}, "
@@ -127,7 +129,8 @@ def times(machine: Facts, measured: Measured, settings: speed.Speed, backend: st
     return Table(title, TIMED, rows, notes)
 
 
-def page(machine: Facts, tables: Sequence[Table]) -> str:
-    """One Markdown page of all."""
+def page(machine: Facts, said: Sequence[str], tables: Sequence[Table]) -> str:
+    """One Markdown page of all, the verdict first."""
     facts = "\n".join(f"- {line}" for line in environment(machine))
-    return "\n".join([f"# closecall validate\n\n{facts}\n", *(f"#{t.markdown()}" for t in tables)])
+    words = "\n".join(said)
+    return "\n".join([f"# closecall validate\n\n{words}\n\n{facts}\n", *(f"#{t.markdown()}" for t in tables)])

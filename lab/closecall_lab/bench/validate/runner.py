@@ -16,7 +16,7 @@ from closecall import backends, info
 
 from ...spine.interrupt import interruptible
 from ...spine.results import Facts, Store
-from . import report, speed
+from . import report, speed, verdict
 from .cases import POLICIES, Case
 from .check import WrongAnswerError, check
 from .device import Device, first_line
@@ -180,8 +180,10 @@ def run(
     if settings is not None and done[1]:
         tables.append(report.times(here, done[1], settings, backend))
     page = out / "validate.md"
-    page.write_text(report.page(here | {"backend": backend}, tables))
+    said = verdict.sentences(done[0], done[1], complete, store.path)
+    page.write_text(report.page(here | {"backend": backend}, said, tables))
     _log(f"written: {store.path} {page}")
     for table in tables:
         print(f"\n{table.text()}")
+    print("\n" + "\n".join(said))
     return complete and not any(result["problem"] for part in done for _, result in part)

@@ -30,12 +30,14 @@ from closecall.selection import Selection
 from ...spine import inputs, numbers
 from ...spine.results import Facts
 from ...spine.timing import Contender, Samples, interleave
+from . import spot, verdict
 from .cases import POLICIES
 from .device import Device, first_line
 
 SDPA, REST, FLEX = "sdpa", "rest of the layer", "flex"
 FLEX_POLICY = "router-on-quest"  # whose kept blocks FlexAttention gets
 CONTENDERS = (*POLICIES, FLEX)
+DENSE = (SDPA, "dense")
 WORKSPACE = 64 * 2**20  # of the libraries that multiply matrices
 ROWS = 4096  # the rest of the layer takes this many rows at a time
 
@@ -207,13 +209,17 @@ class Ours:
     def attend(self, kept: Selection | None) -> Tensor:
         return self.backend.attend(self.q, self.k, self.v, kept, self.geometry, self.scale)[0]
 
-    def facts(self) -> Facts:
-        """What is kept, as a share of the work of dense attention and in blocks."""
+    def facts(self, device: Device) -> Facts:
+        """What is kept, as a share of the work of dense attention and in blocks, and how right some cells are."""
         kept = self.select()
+        grid = self.policy.block, self.policy.tile
+        out = self.attend(kept)
+        spots = spot.check(self.q, self.k, self.v, kept, out, grid, self.scale, device, self.policy.name)
         kept = None if kept is None else kept.to("cpu")
         heads, dim, value_dim = self.q.shape[1], self.q.shape[3], self.v.shape[3]
         mine, whole = (inputs.flops(x, self.geometry, heads, dim, value_dim) for x in (kept, None))
-        return {"kept": mine / whole, "effective_budget": None if kept is None else kept.effective_budget}
+        budget = None if kept is None else kept.effective_budget
+        return {"kept": mine / whole, "effective_budget": budget, "spots": spots}
 
 
 def measure(cell: Facts, settings: Speed, device: Device, backend: str) -> Facts:
@@ -241,7 +247,7 @@ def measure(cell: Facts, settings: Speed, device: Device, backend: str) -> Facts
     samples = interleave(contenders, seconds=settings.seconds, most_rounds=settings.repeats)
     facts |= {"rounds": samples.rounds, "rest_ms": 1000 * samples.median(REST)}
     timed = [c for c in contenders if c.name != REST]
-    facts["rows"] = [_row(c, samples, device) | (ours[c.name].facts() if c.name in ours else {}) for c in timed]
+    facts["rows"] = [_row(c, samples, device) | (ours[c.name].facts(device) if c.name in ours else {}) for c in timed]
     return facts
 
 
@@ -256,6 +262,7 @@ def _row(contender: Contender, samples: Samples, device: Device) -> Facts:
     mine, rest, dense = samples.seconds(name), samples.seconds(REST), samples.seconds(SDPA)
     extra = device.extra_bytes(lambda: contender.run()[1], samples.extra_bytes[name])
     selects = "select" in contender.steps
+    rivals = {d: samples.seconds(d) for d in DENSE if d in samples.laps}
     return {
         "name": name,
         "ms": 1000 * samples.median(name),
@@ -263,6 +270,7 @@ def _row(contender: Contender, samples: Samples, device: Device) -> Facts:
         "select_share": samples.share(name, "select") if selects else None,
         "over_sdpa": samples.ratio(name, SDPA),
         "over_our_dense": samples.ratio(name, "dense"),
+        "speedup": None if name in DENSE else verdict.speedup(rivals, mine),
         "share": statistics.median(a / (a + r) for a, r in zip(mine, rest, strict=True)),
         "wall": statistics.median((a + r) / (d + r) for a, r, d in zip(mine, rest, dense, strict=True)),
         "extra_mib": None if extra is None else extra / 2**20,

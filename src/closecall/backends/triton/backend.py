@@ -17,6 +17,7 @@ Limits:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -162,7 +163,10 @@ def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Ten
     common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
     # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
     dtype = torch.float32 if outliers and _wide(k) else k.dtype
-    out = k.new_empty(k.shape[1], told["PLANES"] + vectors - 1, slots, width, dtype=dtype)
+    shape = (k.shape[1], told["PLANES"] + vectors - 1, slots, width)
+    # The score kernel reads whole steps, without a mask, and so a little beyond the last block.
+    everything = k.new_empty(math.prod(shape) + launch.MOST_KEYS * width, dtype=dtype)
+    out = everything[: math.prod(shape)].view(shape)
     with _running(k.device) as kernel:
         if outliers:
             kernel.outliers_kernel[(slots, k.shape[1])](
@@ -174,7 +178,7 @@ def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Ten
                 k, out, here.blocks, *k.stride(), slots, shrink, BOX=told["BOX"], SHRUNK=planes.shrink is not None,
                 PLANES=told["PLANES"], SHIFT=told["SHIFT"], WIDTH=width, DIM=dim, **common,
             )  # fmt: skip
-    return out.to(k.dtype), told
+    return everything.to(k.dtype)[: math.prod(shape)].view(shape), told
 
 
 def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: float, sinks: int) -> Tensor:
@@ -206,11 +210,13 @@ def rank(
     batch, heads, rows, dim = q.shape
     n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
     width = policy.rule.limit(n_blocks)
+    sort = not policy.rule.at_ranks or n_blocks > launch.MOST_SPAN
     order = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32, device=q.device)
-    scores = torch.empty(batch, heads, n_tiles, width, device=q.device)
+    scores = torch.empty(batch, heads, n_tiles, width, dtype=torch.float32 if sort else torch.int32, device=q.device)
     forced = here.forced(policy.sinks)
     if here.blocks.shape[0] == 0:  # nothing but padding
-        return Ranked(order.fill_(n_blocks), scores.fill_(-math.inf), here.visible, forced, here.geometry.sequence)
+        nothing = torch.full(order.shape, -math.inf, device=q.device)
+        return Ranked(order.fill_(n_blocks), nothing, here.visible, forced, here.geometry.sequence)
     planes, told = _summarise(k, known, here, geometry.block)
     slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
     mass, softmax = reduction.of is Of.MASS, reduction.of is Of.SOFTMAX
@@ -221,7 +227,7 @@ def rank(
     }  # fmt: skip
 
     def fitted(chosen: launch.Launch) -> dict[str, Any]:
-        sizes = {"ROWS": _fit(chosen.rows, geometry.tile), "KEYS": _fit(chosen.keys, n_blocks)}
+        sizes = {"ROWS": _fit(chosen.rows, geometry.tile), "KEYS": _fit(min(chosen.keys, launch.MOST_KEYS), n_blocks)}
         return told | sizes | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
 
     sums = own = scores  # not read where rows are not normalised
@@ -243,23 +249,56 @@ def rank(
         tuning.run(_call("sums", q, k, k), add_up)
 
     def run(chosen: launch.Launch) -> None:
+        sizes = fitted(chosen)
+        there = dataclasses.replace(chosen, rows=sizes["ROWS"], keys=sizes["KEYS"])
+        constants = sizes | launch.score_sizes(arch, dim, launch.DTYPES[q.dtype], told, there)
+        constants["num_stages"] = constants["STAGES"]
         with _running(q.device) as kernel:
             for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks):
                 shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
-                found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int64, device=q.device)
+                found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int32, device=q.device)
                 kernel.scores_kernel[shape](
                     q, planes, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
                     heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
-                    MEAN=reduction.mean, **fitted(chosen),
+                    MEAN=reduction.mean, **constants,
                 )  # fmt: skip
-                best = found.topk(width, dim=-1).values
-                order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.unpack(best, n_blocks)
+                if sort:
+                    order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.best(found, width)
+                else:
+                    kernel.best_kernel[shape](
+                        found, order, scores, n_tiles, some_tiles.start, some_heads.start, heads, n_blocks, width,
+                        **launch.select_sizes(n_blocks, width),
+                    )  # fmt: skip
 
     tuning.run(_call(launch.scoring(told["VECTORS"], normalised), q, k, k), run)
-    return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
+    if sort:
+        return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
+    return ranking.Best(order, scores, here.visible, forced, here.geometry.sequence, scores_at=_scores_at)
+
+
+def _scores_at(best: Tensor, ranks: Tensor) -> Tensor:
+    """The scores at some ranks, from the numbers of the best blocks."""
+    out = torch.empty(ranks.shape, device=ranks.device)
+    sizes = launch.select_sizes(best.shape[-1], 1)
+    with _running(best.device) as kernel:
+        kernel.nth_kernel[(math.prod(best.shape[:3]),)](
+            best, ranks.contiguous(), out, best.shape[-1], SPAN=sizes["SPAN"], RANKS=ranks.shape[-1],
+            num_warps=sizes["num_warps"],
+        )  # fmt: skip
+    return out
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
+    if isinstance(ranked, ranking.Best):
+        batch, heads, n_tiles = counts.shape
+        kept = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32, device=counts.device)
+        with _running(counts.device) as kernel:
+            kernel.keep_kernel[(n_tiles, heads, batch)](
+                ranked.order, ranked.scores, counts.contiguous(), tables(geometry, counts.device).plan, kept, n_tiles,
+                geometry.n_blocks, ranked.order.shape[-1], width, sinks, BLOCK=geometry.block,
+                **launch.select_sizes(ranked.order.shape[-1], width),
+            )  # fmt: skip
+        return kept
     return ranking.gather_kept(ranked, counts, tables(geometry, counts.device).geometry, sinks, width)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-MODULES = ("steps", "summaries", "scores", "attend", "few")
+MODULES = ("steps", "summaries", "sums", "scores", "select", "attend", "few")
 
 
 def kernels(interpreted: bool) -> SimpleNamespace:
@@ -73,4 +73,16 @@ def _total(x: Any, axis: int) -> Any:
     return tl.reduce(x, axis, tl.standard._sum_combine)
 
 
-_REDUCTIONS = {"largest": _largest, "smallest": _smallest, "largest_int": _largest_int, "total": _total}
+def _running(x: Any, axis: int) -> Any:
+    import triton.language as tl
+
+    return tl.associative_scan(x, axis, tl.standard._sum_combine)
+
+
+_REDUCTIONS = {
+    "running": _running,
+    "largest": _largest,
+    "smallest": _smallest,
+    "largest_int": _largest_int,
+    "total": _total,
+}

@@ -26,6 +26,8 @@ SMALL = ("sm_86", "sm_89", "sm_120")  # 99 KiB of shared memory for a thread blo
 KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "few", "merge")
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LARGEST_DIM = 256
+MOST_SPAN = 16384  # scores of a tile that the select kernels hold in registers: a million tokens in blocks of 64
+MOST_KEYS = 128  # of one step, tuned launches included
 # Parts that a mean key is stored in, and the power of two between them: together they hold float32's 24 bits.
 MEAN_PARTS = {"fp32": (1, 0), "fp16": (2, 11), "bf16": (3, 0)}
 # Values of a key that are attended to where only the log-sum-exp is wanted: no fewer than tensor cores take.
@@ -108,13 +110,13 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "outliers":
         return Launch(rows=16, keys=16, num_warps=4, num_stages=1)
     if kernel == "scores":
-        return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 2)
+        return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "sums":
         if full:
             return Launch(32, 16, 4, 2) if arch == "sm_100" else Launch(64, 16, 8, 2)
         return Launch(64 if arch == "sm_90" else 32, 64, 4, 2)
     if kernel == "shares":
-        return Launch(64, 16, 8, 2) if full else Launch(64, 32, 4, 2)
+        return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
         return Launch(16, 16 if full else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
     # Attention. A third stage is what gives keys and values a whole turn to arrive in.
@@ -132,6 +134,12 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     return Launch(64, 16 if wide > 192 and arch == "sm_80" else 32, 4, 3)
 
 
+def select_sizes(n: int, room: int) -> dict[str, int]:
+    """SPAN and SLOTS that hold n scores and `room` kept blocks, and warps for at most 32 scores a thread."""
+    span = padded(n)
+    return {"SPAN": span, "SLOTS": padded(room), "num_warps": min(16, max(1, span // 256))}
+
+
 def precision(arch: str, dtype: str) -> str:
     """How float32 products are made. NVIDIA's tensor cores take 11 bits of each factor, so two parts of each are
     multiplied: that leaves an error of about 2^-21 of each product. AMD's take float32 as it is."""
@@ -147,9 +155,49 @@ def step(arch: str, head_dim: int, dtype: str) -> int:
 
 
 def score_slice(dim: int, dtype: str) -> int:
-    """Columns of a score's product at a time: one step of the score kernel's inner loop."""
+    """Columns of a score's product at a time where rows do not stay in registers."""
     most = 32 if dtype == "fp32" else 64
     return next((n for n in (most, 32) if dim % n == 0), min(most, padded(dim)))
+
+
+# Shared memory that a thread block may have, in bytes.
+SHARED = dict.fromkeys(SMALL, 99 * 1024) | {"sm_80": 163 * 1024, "gfx942": 64 * 1024}
+SHARED |= dict.fromkeys(("sm_90", "sm_100"), 227 * 1024)
+
+
+def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: Launch) -> dict[str, int]:
+    """What of a launch the score kernel has room for: ROWS that see all blocks at a time, in a SLICE of their columns,
+    KEYS blocks a turn and STAGES of them. `told` is the scorer's `layout`.
+
+    Rows stay in shared memory whole: as they are, or in two forms that meet a box's sides. So do as many turns' blocks
+    as there are stages, less one where warps multiply by themselves. float32 in two parts has no room, and is read anew
+    for every turn.
+    """
+    rows, keys, stages = chosen.rows, chosen.keys, chosen.num_stages
+    if dtype == "fp32":
+        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": score_slice(dim, dtype)}
+    groups = arch in ("sm_90", "sm_100")  # warp groups, which take no fewer than 64 blocks
+    forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
+    planes = told["PLANES"] + told["VECTORS"] - 1
+
+    def fits() -> bool:
+        turns = stages if groups else max(1, stages - 1)
+        return 2 * padded(dim) * (forms * rows + turns * planes * keys) + 1024 <= SHARED[arch]
+
+    while not fits():
+        if forms and rows > 32:
+            rows //= 2
+        elif keys > 32 and not groups:
+            keys //= 2
+        elif stages > 2:
+            stages -= 1
+        elif forms and rows > 16:
+            rows //= 2
+        elif keys > 16:
+            keys //= 2
+        else:
+            break
+    return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": padded(dim)}
 
 
 def overrides() -> dict[str, dict[str, int]]:

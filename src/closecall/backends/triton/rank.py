@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,10 +11,22 @@ from torch import Tensor
 from ...geometry import Geometry
 from ...ranking import Ranked
 
-# The most memory that scores take at once. A tile's row of scores is 8 bytes per block; what would be more is done for
-# some heads, and if one head is too many for some of its tiles, at a time.
+# The most memory that scores take at once. A tile's row of scores is 4 bytes per block, and 8 where a rule wants it
+# sorted; what would be more is done for some heads, and if one head is too many for some of its tiles, at a time.
 SCORE_BYTES = 256 * 2**20
-NEVER = -(2**63)  # as in scores.py
+NEVER = -(2**31)  # as in scores.py
+
+
+@dataclass(frozen=True, eq=False)
+class Best(Ranked):
+    """The best blocks of every tile in the order of the blocks, not of their scores: for rules that ask for scores at
+    ranks alone. `scores` holds the int32 numbers of scores.py."""
+
+    scores_at: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def at(self, ranks: Tensor) -> Tensor:
+        assert self.scores_at is not None
+        return self.scores_at(self.scores, ranks)
 
 
 def chunks(batch: int, heads: int, n_tiles: int, n_blocks: int) -> Iterator[tuple[slice, slice]]:
@@ -25,11 +38,14 @@ def chunks(batch: int, heads: int, n_tiles: int, n_blocks: int) -> Iterator[tupl
             yield slice(h, min(h + some_heads, heads)), slice(t, min(t + some_tiles, n_tiles))
 
 
-def unpack(best: Tensor, n_blocks: int) -> tuple[Tensor, Tensor]:
-    """Blocks and scores from the sortable numbers of scores.py."""
-    none = best == NEVER
-    block = (0x7FFFFFFF - (best & 0xFFFFFFFF)).to(torch.int32)
-    ascending = (best >> 32).to(torch.int32)
+def best(ascending: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The best blocks, best first and ties to the lower one, and their scores, from the numbers of scores.py."""
+    n_blocks = ascending.shape[-1]
+    falling = torch.arange(n_blocks - 1, -1, -1, device=ascending.device)
+    top = ((ascending.long() << 32) | falling).topk(width, dim=-1).values
+    block = (n_blocks - 1 - (top & 0xFFFFFFFF)).to(torch.int32)
+    ascending = (top >> 32).to(torch.int32)
+    none = ascending == NEVER
     score = (ascending ^ ((ascending >> 31) & 0x7FFFFFFF)).view(torch.float32)
     return block.masked_fill(none, n_blocks), score.masked_fill(none, -torch.inf)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from ...registry import unknown
-from .launch import ARCHS, DTYPES, KERNELS, Launch, overrides, table
+from .launch import ARCHS, DTYPES, KERNELS, MOST_KEYS, Launch, overrides, table
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def candidates(start: Launch) -> list[Launch]:
     for field in ("rows", "keys", "num_warps"):
         for factor in (0.5, 2):
             value = int(getattr(start, field) * factor)
-            if (16 if field in ("rows", "keys") else 1) <= value <= (16 if field == "num_warps" else 128):
+            if (16 if field in ("rows", "keys") else 1) <= value <= (16 if field == "num_warps" else MOST_KEYS):
                 near.append(dataclasses.replace(start, **{field: value}))
     return near + [dataclasses.replace(start, num_stages=n) for n in range(1, 7) if n != start.num_stages]
 

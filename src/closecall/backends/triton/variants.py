@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ...registry import unknown
 from ...scorers.base import Planes
 from . import launch
-from .kernels import attend, few, scores, summaries
+from .kernels import attend, few, scores, select, summaries, sums
 
 # (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
@@ -26,6 +27,9 @@ MORE_PLANES = {
 }
 SOFTMAX_PLANES = (PLANES["quest"], MORE_PLANES["boxed-outliers-1"])
 MORE_DIMS = (64, 128)
+# Rows that the select kernels hold: blocks of a tile (128K and 1M tokens), and kept ones.
+SELECT_BLOCKS = (2048, launch.MOST_SPAN)
+SELECT_KEPT = 132
 # Attention to forced blocks, for the log-sum-exp alone.
 FORCED_DIMS = tuple((dim, launch.FORCED_VALUES) for dim in MORE_DIMS)
 
@@ -55,7 +59,19 @@ def _variant(
     """Arguments that `types` does not name are 32-bit integers; those but the sizes are multiples of 16, like pointers
     and the strides of usual tensors."""
     signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
-    sizes = {"n_tiles", "q_len", "group", "n_blocks", "n_slots", "first_tile", "first_head", "n_heads", "sinks"}
+    sizes = {
+        "n_tiles",
+        "q_len",
+        "group",
+        "n_blocks",
+        "n_slots",
+        "first_tile",
+        "first_head",
+        "n_heads",
+        "sinks",
+        "width",
+        "room",
+    }
     aligned = [
         i for i, (a, kind) in enumerate(signature.items()) if kind.startswith("*") or (kind == "i32" and a not in sizes)
     ]
@@ -142,7 +158,7 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
         told: dict[str, object] = {"DIM": dims[0], "WIDTH": launch.padded(dims[0])}
         told |= launch.layout(planes, dtype)
         yield _summaries(scorer, planes, arch, dims, dtype, told)
-        types = {"q": x, "summaries": x, "plan": "*i32", "forced": "*fp32", "sums": "*fp32", "out": "*i64"}
+        types = {"q": x, "summaries": x, "plan": "*i32", "forced": "*fp32", "sums": "*fp32", "out": "*i32"}
         types |= {"scale": "fp32"}
         told |= {
             "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
@@ -153,16 +169,31 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
             mass, softmax = reduction == "mass", reduction == "softmax"
             told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": softmax}
             chosen = launch.table(launch.scoring((planes.outliers or 0) + 1, mass or softmax), arch, *dims, dtype)
-            constants = told | {"ROWS": chosen.rows, "KEYS": chosen.keys}
+            sizes = launch.score_sizes(arch, dims[0], dtype, launch.layout(planes, dtype), chosen)
+            constants = told | sizes
+            chosen = dataclasses.replace(chosen, num_stages=sizes["STAGES"])
             name = _name(f"scores {scorer} {reduction}".rstrip(), dims, dtype)
             yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
             if not (mass or softmax):
                 continue
             chosen = launch.table("sums", arch, *dims, dtype)
-            constants = {a: x for a, x in told.items() if a in scores.sums_kernel.arg_names}
+            constants = {a: x for a, x in told.items() if a in sums.sums_kernel.arg_names}
             constants |= {"ROWS": chosen.rows, "KEYS": chosen.keys}
             name = _name(f"sums {scorer}{' softmax' if softmax else ''}", dims, dtype)
-            yield _variant(name, arch, scores.sums_kernel, types, constants, chosen, dims, dtype, False)
+            yield _variant(name, arch, sums.sums_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def _select(arch: str) -> Iterator[Variant]:
+    """The select kernels, which know neither head dims nor types."""
+    integers = dict.fromkeys(("scores", "order", "best", "plan", "kept"), "*i32")
+    made = [(f"select best of {n}", select.best_kernel, n) for n in SELECT_BLOCKS]
+    made += [("select keep", select.keep_kernel, SELECT_KEPT), ("select nth", select.nth_kernel, SELECT_KEPT)]
+    for name, kernel, n in made:
+        sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT) | {"BLOCK": 64, "RANKS": 3}
+        constants: dict[str, object] = {a: sizes[a] for a in kernel.arg_names if a in sizes}
+        types = integers | {"counts": "*i64", "ranks": "*i64", "out": "*fp32"}
+        chosen = launch.Launch(16, 16, sizes["num_warps"], 1)
+        yield _variant(name, arch, kernel, types, constants, chosen, (0, 0), "int32", False)
 
 
 def variants(arch: str) -> list[Variant]:
@@ -172,4 +203,4 @@ def variants(arch: str) -> list[Variant]:
     kinds = (_attend, _few, _merge, _scoring)
     every = (*DIMS, *FORCED_DIMS)
     wanted = [(dims, dtype) for dims in every for dtype in FLOATS if dtype != "fp16" or dims[0] == HALF_DIM]
-    return [v for make in kinds for dims, dtype in wanted for v in make(arch, dims, dtype)]
+    return [v for make in kinds for dims, dtype in wanted for v in make(arch, dims, dtype)] + list(_select(arch))

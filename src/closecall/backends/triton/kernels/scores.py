@@ -8,199 +8,93 @@ PLANES planes: its parts, or those of the two sides of a box. Each of the others
 of a block is the largest of its products with the vectors; its estimated mass, in units of the softmax, the sum of
 their exponentials, of which the first vector's counts for all keys that it stands for.
 
-Masses of vectors that are all of one kind are added up in one loop: with the first taken out of it, as a box beside
-keys must be, some variants have no registers left.
+Products are blocks by rows. The rows stay where they are and blocks stream past, one contiguous copy a turn, and a
+block's maximum over the rows is taken inside a warp.
 """
 
 import triton.language as tl
 
 import triton
 
-from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, largest, rows_of, total
+from .steps import HUGE, LARGEST, largest, rows_of, total
 
 # Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
-NEVER = tl.constexpr(-(2**63))
+NEVER = tl.constexpr(-(2**31))
 
 
 @triton.jit
-def sortable(score, block):
-    """Score and block as one int64: larger for larger scores, and for the lower block where scores are equal."""
+def ascending(score):
+    """A score as an integer that is larger for larger scores. NaN counts as -inf, and -0 as 0."""
     score = tl.where(score == score, score, -float("inf"))
-    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)  # -0 equals 0
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ascending.to(tl.int64) << 32) | (0x7FFFFFFF - block).to(tl.int64)
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.constexpr, KEYS: tl.constexpr,
-             DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr,
-             SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The products of the rows with the blocks' summaries over SLICE columns, of which `left` are still the head's."""
-    column = tl.arange(0, SLICE)
-    x_at = q + at.to(tl.int64)[:, None] * q_n + column.to(tl.int64)[None, :] * q_d
-    if DIM % SLICE:
-        x = tl.load(x_at, mask=real[:, None] & (column < left)[None, :], other=0.0)
-    else:
-        x = tl.load(x_at, mask=real[:, None], other=0.0)
+def facing(q, at, real, q_n, q_d, SLICE: tl.constexpr, DIM: tl.constexpr, BOX: tl.constexpr, WIDE: tl.constexpr):
+    """Rows as products take them, `[SLICE, ROWS]`: as they are, and what of them meets a box's low and high side.
+
+    max(q high, q low) is q high where q > 0 and q low elsewhere. NaN must stay NaN in both.
+    """
+    x = rows_of(q, at, real, q_n, q_d, 0, SLICE, DIM, True, WIDE)
+    if BOX:
+        low, high = tl.where(x > 0.0, 0.0, x).to(x.dtype), tl.where(x < 0.0, 0.0, x).to(x.dtype)
+        return tl.trans(x), tl.trans(low), tl.trans(high)
+    return tl.trans(x), tl.trans(x), tl.trans(x)
+
+
+@triton.jit
+def summary_of(summaries, block, START: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """`[KEYS, SLICE]`. Not masked: behind the last block there is memory, and what it holds is never ranked."""
+    column = START + tl.arange(0, SLICE)
+    y = tl.load(summaries + block[:, None] * WIDTH + column[None, :])
     if WIDE:
-        x = x.to(tl.float32)
-    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+        y = y.to(tl.float32)
+    return y
+
+
+@triton.jit
+def first_scores(low, high, summaries, block, plane, s, START: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr,
+                 BOX: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
+                 WIDE: tl.constexpr):  # fmt: skip
+    """`s [KEYS, ROWS]` and the products with the first vector over SLICE columns."""
+    if PLANES > 2 or SHIFT or START:  # parts are added up by themselves
+        new = tl.full(s.shape, 0.0, tl.float32)
+    else:
+        new = s
     for i in tl.static_range(PLANES):
         # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
-        y = rows_of(summary + (PLANES - 1 - i) * plane, block, ok, WIDTH, 1, 0, SLICE, SLICE, True, WIDE)
-        if BOX:
-            if SHIFT and i % 2 == 0:  # both sides' next larger parts
-                s *= 2.0**-SHIFT
-            # max(q high, q low) is q high where q > 0 and q low elsewhere. NaN must stay NaN in both.
-            own = tl.where(x < 0.0, 0.0, x) if i % 2 else tl.where(x > 0.0, 0.0, x)
-            s = tl.dot(own.to(x.dtype), tl.trans(y), s, input_precision=PRECISION)
+        y = summary_of(summaries + (PLANES - 1 - i) * plane, block, START, SLICE, WIDTH, WIDE)
+        if SHIFT and (not BOX or i % 2 == 0):  # of a box, both sides' next larger parts
+            new *= 2.0**-SHIFT
+        if BOX and i % 2 == 0:
+            new = tl.dot(y, low, new, input_precision=PRECISION)
         else:
-            s = tl.dot(x, tl.trans(y), s * (2.0**-SHIFT), input_precision=PRECISION)
-    return s
+            new = tl.dot(y, high, new, input_precision=PRECISION)
+    if PLANES > 2 or SHIFT or START:
+        return s + new
+    return new
 
 
 @triton.jit
-def row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
-               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr,
-               SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The same over all columns, SLICE at a time."""
+def block_scores(q, at, real, q_n, q_d, x, low, high, summaries, block, plane, vector: tl.constexpr,
+                 KEYS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr,
+                 BOX: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
+                 WIDE: tl.constexpr):  # fmt: skip
+    """Products `[KEYS, ROWS]` with one of the blocks' vectors. Rows that do not fit into registers whole are read anew,
+    SLICE columns at a time."""
+    s = tl.full([KEYS, ROWS], 0.0, tl.float32)
     stride_d = tl.cast(q_d, tl.int64)
-    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
-    for c in range(0, DIM, SLICE):
-        s += products(q + c * stride_d, at, real, q_n, q_d, summary + c, block, ok, plane, DIM - c, ROWS, KEYS, DIM,
-                      WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+    for c in tl.static_range(0, DIM, SLICE):
+        if SLICE < WIDTH:
+            x, low, high = facing(q + c * stride_d, at, real, q_n, q_d, SLICE, DIM - c, BOX, WIDE)
+        if vector == 0:
+            s = first_scores(low, high, summaries, block, plane, s, c, SLICE, WIDTH, BOX, PLANES, SHIFT, PRECISION,
+                             WIDE)  # fmt: skip
+        else:  # a key as it is
+            y = summary_of(summaries + (PLANES - 1 + vector) * plane, block, c, SLICE, WIDTH, WIDE)
+            s = tl.dot(y, x, s, input_precision=PRECISION)
     return s
-
-
-@triton.jit
-def key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
-               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, PLANES: tl.constexpr,
-               PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The same with a vector after the first: keys as they are, whatever the first is made of."""
-    return row_scores(q, at, real, q_n, q_d, summary + (PLANES - 1 + vector) * plane, block, ok, plane, ROWS, KEYS, DIM,
-                      WIDTH, SLICE, False, 1, 0, PRECISION, WIDE)  # fmt: skip
-
-
-@triton.jit
-def best_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
-                DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, VECTORS: tl.constexpr,
-                PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The largest over the vectors; NaN if one is."""
-    s = row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT,
-                   PRECISION, WIDE)  # fmt: skip
-    for vector in range(1, VECTORS):
-        one = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
-                         PLANES, PRECISION, WIDE)  # fmt: skip
-        s = tl.where((one > s) | (one != one), one, s)
-    return s
-
-
-@triton.jit
-def nth_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
-               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, APART: tl.constexpr,
-               PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """Those of any vector where all are of one kind, and of a key where the first, a box, is taken APART."""
-    if APART:
-        s = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, PLANES,
-                       PRECISION, WIDE)  # fmt: skip
-    else:
-        s = row_scores(q, at, real, q_n, q_d, summary + vector * PLANES * plane, block, ok, plane, ROWS, KEYS, DIM,
-                       WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-    return s
-
-
-@triton.jit
-def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
-    """How many keys of a whole block a vector stands for; only whole blocks are ever ranked."""
-    return tl.where(vector == 0, BLOCK - VECTORS + 1.0, 1.0)
-
-
-@triton.jit
-def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
-    """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each.
-
-    Times UNIT, logits are in base 2. NaN counts for nothing, infinity as `most`.
-    """
-    s = tl.where(ok[None, :] & (s == s), tl.minimum(s, most), -float("inf"))
-    higher = tl.maximum(top, largest(s, 1))
-    found = total(tl.exp2((s - higher[:, None]) * UNIT), 1) * keys
-    return higher, mass * tl.exp2((top - higher) * UNIT) + found
-
-
-@triton.jit
-def relative(s, tops, at, real, keys):
-    """Masses relative to the rows' largest logits in `tops`; NaN stays."""
-    s = tl.where(s > HUGE, HUGE, s)
-    top = tl.load(tops + 2 * at, mask=real, other=0.0)
-    return tl.exp2(s - top[:, None]) * keys
-
-
-@triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
-def sums_kernel(
-    q, summaries, plan, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr, VECTORS: tl.constexpr,
-    PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """What each row's masses add up to: one program does ROWS rows of one tile of one head.
-
-    `forced [B, H, q_len]` is the log-sum-exp over the row's forced blocks; those that may be ranked are estimated.
-    `scale` makes logits in base 2. Written are, to `sums [B, H, q_len, 2]`, the largest logit and one over the sum of
-    the masses relative to it, which is 0 for a row whose forced mass is not a number: it has no say.
-
-    SOFTMAX adds up the exponentials of the scores of all blocks that the tile sees instead, and reads nothing of
-    `forced`. `scale` is then the plain one, and `sums [B, H, q_len]` gets the log-sum-exp, 0 if there is nothing to add
-    up. Not in base 2, so that infinite scores become float32's largest number, as in the reference.
-    """
-    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
-    APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
-    tile = n_tiles - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
-    part = tl.program_id(0) % PARTS
-    h = tl.program_id(1)
-    b = tl.program_id(2)
-    entry = plan + (b * n_tiles + tile) * 5
-    row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
-    if part * ROWS >= rows:
-        return
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
-    plane = n_slots.to(tl.int64) * WIDTH
-    summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
-    at = part * ROWS + tl.arange(0, ROWS)
-    real = at < rows
-    line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at
-    if SOFTMAX:
-        stop = (pos + rows - 1) // BLOCK + 1
-        top = tl.full([ROWS], -LARGEST, tl.float32)
-        mass = tl.full([ROWS], 0.0, tl.float32)
-    else:
-        stop = pos // BLOCK  # from the tile's first own block on, all are forced or not visible
-        own = tl.load(forced + line, mask=real, other=0.0) * LOG2_E
-        known = own == own
-        own = tl.where(known, own, -float("inf"))
-        top = tl.maximum(own, LOWEST)
-        mass = tl.exp2(own - top)
-    for start in range(0, stop, KEYS):
-        block = start + tl.arange(0, KEYS)
-        if SOFTMAX:
-            ok = block < stop
-            s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                            VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-            top, mass = added(scale * s, ok, top, mass, 1.0, LARGEST, LOG2_E)
-        else:
-            ok = (block >= sinks) & (block < stop)
-            if APART:
-                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, ok, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
-            for vector in range(APART, VECTORS):
-                s = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
-                               SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, ok, top, mass, keys_behind(vector, BLOCK, VECTORS), HUGE, 1.0)
-    if SOFTMAX:
-        tl.store(sums + line, tl.where(mass > 0.0, top + tl.log2(mass) * LN_2, 0.0), mask=real)
-    else:
-        tl.store(sums + 2 * line, top, mask=real)
-        tl.store(sums + 2 * line + 1, tl.where(known & (mass > 0.0), 1.0 / mass, 0.0), mask=real)
 
 
 @triton.jit(
@@ -212,16 +106,15 @@ def scores_kernel(
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
     WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr, SOFTMAX: tl.constexpr,
     MEAN: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program does one tile of one head: KEYS blocks at a time, it multiplies, reduces over the rows and writes one
-    sortable number per block into `[B, heads, tiles, n_blocks]`. No score of a single row ever leaves it.
+    """One program does one tile of one head: ROWS of its rows at a time see all blocks, KEYS a turn. It writes one
+    `ascending` number per block into `[B, heads, tiles, n_blocks]`; no score of a single row ever leaves it.
 
     MASS turns a row's scores into shares of its mass before they are reduced, SOFTMAX into logs of shares of what its
-    scores' exponentials add up to, both by the `sums` of the kernel above.
+    scores' exponentials add up to, both by what the sums kernel wrote.
     """
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
-    APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
     tile = first_tile + tl.program_id(0)
     h = first_head + tl.program_id(1)
     b = tl.program_id(2)
@@ -238,43 +131,52 @@ def scores_kernel(
     out += line * n_blocks
     own = pos // BLOCK  # the first block that overlaps the tile's rows: from here on blocks are forced or not visible
     free = tl.where(rows > 0, own, 0)
-    for start in range(0, free, KEYS):
-        block = start + tl.arange(0, KEYS)
-        ok = block < free
-        if MEAN:
-            score = tl.full([KEYS], 0.0, tl.float32)
-        else:
-            score = tl.full([KEYS], -float("inf"), tl.float32)
-        for part in range(PARTS):
-            at = part * ROWS + tl.arange(0, ROWS)
-            real = at < rows
+    for part in range(PARTS):
+        at = part * ROWS + tl.arange(0, ROWS)
+        real = at < rows
+        x, low, high = facing(q, at, real, q_n, q_d, SLICE, DIM, BOX, WIDE)
+        if MASS:
+            top = tl.load(sums + 2 * at, mask=real, other=0.0)
+            share = tl.load(sums + 2 * at + 1, mask=real, other=0.0)
+        if SOFTMAX:
+            top = tl.load(sums + at, mask=real, other=0.0)
+        for start in tl.range(0, free, KEYS, num_stages=STAGES):
+            block = start + tl.arange(0, KEYS)
+            s = tl.full([KEYS, ROWS], 0.0, tl.float32)
+            for vector in tl.static_range(VECTORS):
+                one = block_scores(q, at, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS,
+                                   DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                if MASS:  # relative to the row's largest logit, for all keys that the vector stands for; NaN stays
+                    one *= scale
+                    one = tl.where(one > HUGE, HUGE, one)
+                    s += tl.exp2(one - top[None, :]) * (BLOCK - VECTORS + 1.0 if vector == 0 else 1.0)
+                elif vector == 0:
+                    s = one
+                else:
+                    s = tl.where((one > s) | (one != one), one, s)
             if MASS:
-                s = tl.full([ROWS, KEYS], 0.0, tl.float32)
-                if APART:
-                    one = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
-                                     BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                    s += relative(scale * one, sums, at, real, BLOCK - VECTORS + 1.0)
-                for vector in range(APART, VECTORS):
-                    one = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
-                                     SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                    s += relative(scale * one, sums, at, real, keys_behind(vector, BLOCK, VECTORS))
-                s *= tl.load(sums + 2 * at + 1, mask=real, other=0.0)[:, None]
+                s *= share[None, :]
                 s = tl.where(s == s, s, 0.0)
-            else:
-                s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                                VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+            elif SOFTMAX:
                 s *= scale
-                if SOFTMAX:
-                    s = tl.where(s > LARGEST, LARGEST, s)  # NaN stays
-                    s -= tl.load(sums + at, mask=real, other=0.0)[:, None]
+                s = tl.where(s > LARGEST, LARGEST, s) - top[None, :]  # NaN stays
             if MEAN:
-                score += total(tl.where(real[:, None], s, 0.0), 0)
+                score = total(tl.where(real[None, :], s, 0.0), 1)
             else:  # a row whose score is NaN has no say
-                score = tl.maximum(score, largest(tl.where(real[:, None] & (s == s), s, -float("inf")), 0))
-        if MEAN:
-            score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
-        ranked = tl.where(ok & (block >= sinks), sortable(score, block), NEVER)
-        tl.store(out + block, ranked, mask=block < n_blocks)
+                score = largest(tl.where(real[None, :] & (s == s), s, -float("inf")), 1)
+            if not (MASS or SOFTMAX):  # once a block instead of once a row: the sign of `scale` is positive
+                score *= scale
+            if PARTS > 1 and part > 0:
+                before = tl.load(out + block, mask=block < n_blocks, other=0).to(tl.float32, bitcast=True)
+                score = score + before if MEAN else tl.maximum(score, before)
+            ranked = score.to(tl.int32, bitcast=True)
+            if part == PARTS - 1:
+                if MEAN:
+                    score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
+                ranked = tl.where((block >= sinks) & (block < free), ascending(score), NEVER)
+            tl.store(out + block, ranked, mask=block < n_blocks)
+        if PARTS > 1 and not WIDE:
+            tl.debug_barrier()  # the next rows read what these wrote
     for start in range((free + KEYS - 1) // KEYS * KEYS, n_blocks, KEYS):
         block = start + tl.arange(0, KEYS)
-        tl.store(out + block, tl.full([KEYS], NEVER, tl.int64), mask=block < n_blocks)
+        tl.store(out + block, tl.full([KEYS], NEVER, tl.int32), mask=block < n_blocks)

@@ -43,6 +43,11 @@ def total(x, AXIS: tl.constexpr):
 
 
 @triton.jit
+def running(x, AXIS: tl.constexpr):
+    return tl.cumsum(x, AXIS)
+
+
+@triton.jit
 def rows_of(base, at, ok, stride_row, stride_dim, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
             CHECK_ROWS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """`[len(at), WIDTH]` from column START on. Rows that are not `ok`, and columns past DIM, are 0."""

@@ -1,0 +1,101 @@
+# mypy: ignore-errors
+# ruff: noqa: N803
+# (Triton's language has no types, and its constants are capitals.)
+"""The best blocks of a tile without a sort: a threshold is found bit by bit in the scores, what lies above it is kept
+in the order of the blocks, and of the blocks on it the first ones.
+
+One program does one tile of one head and holds its row of scores, SPAN at most, in registers. Scores are the
+`ascending` numbers of scores.py.
+"""
+
+import triton.language as tl
+
+import triton
+
+from .scores import NEVER
+from .steps import running, total
+
+
+@triton.jit
+def nth(x, n):
+    """The n-th largest of x, n from 1: the largest number that at least n of x reach; NEVER if there are fewer."""
+    found = n * 0
+    for i in tl.static_range(32):
+        # In unsigned order, so that each bit halves what is left: flipping the sign bit goes there and back.
+        tried = found | (-(2**31) if i == 0 else 1 << (31 - i))
+        reach = total((x >= (tried ^ -(2**31))).to(tl.int32), 0)
+        found = tl.where(reach >= n, tried, found)
+    return tl.where(n > 0, found ^ -(2**31), 2**31 - 1)
+
+
+@triton.jit
+def taken(x, n):
+    """bool: the n largest of x, of equal ones the first."""
+    edge = nth(x, n)
+    above = x > edge
+    level = (x == edge) & (n > 0)
+    spare = n - total(above.to(tl.int32), 0)
+    return above | (level & (running(level.to(tl.int32), 0) <= spare))
+
+
+@triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "n_blocks", "width"])
+def best_kernel(
+    scores, order, best, n_tiles, first_tile, first_head, n_heads, n_blocks, width, SPAN: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The `width` best blocks of a row of `scores [B, heads, tiles, n_blocks]`, ascending, and their scores."""
+    t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    line = (b.to(tl.int64) * tl.num_programs(1) + h) * tl.num_programs(0) + t
+    at = tl.arange(0, SPAN)
+    x = tl.load(scores + line * n_blocks + at, mask=at < n_blocks, other=NEVER)
+    n = tl.minimum(width, total((x != NEVER).to(tl.int32), 0))
+    keep = taken(x, n)
+    place = running(keep.to(tl.int32), 0) - 1
+    there = ((b.to(tl.int64) * n_heads + first_head + h) * n_tiles + first_tile + t) * width
+    tl.store(order + there + place, at, mask=keep)
+    tl.store(best + there + place, x, mask=keep)
+    slot = tl.arange(0, SLOTS)
+    rest = (slot >= n) & (slot < width)
+    tl.store(order + there + slot, tl.full([SLOTS], 0, tl.int32) + n_blocks, mask=rest)
+    tl.store(best + there + slot, tl.full([SLOTS], NEVER, tl.int32), mask=rest)
+
+
+@triton.jit(do_not_specialize=["n_tiles", "n_blocks", "width", "room", "sinks"])
+def keep_kernel(
+    order, best, counts, plan, kept, n_tiles, n_blocks, width, room, sinks, SPAN: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """kv_idx of one tile: the sinks, as many of the best as `counts [B, H, T]` leaves room for, and the tile's own
+    blocks, which is already their order; then the sentinel, up to `room`."""
+    t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    entry = plan + (b * n_tiles + t) * 5
+    rows, pos = tl.load(entry + 1), tl.load(entry + 3)
+    there = rows > 0
+    own = tl.where(there, pos // BLOCK, 0)
+    seen = tl.where(there, (pos + rows + BLOCK - 1) // BLOCK, 0)
+    first = tl.minimum(sinks, own)
+    cell = (b.to(tl.int64) * tl.num_programs(1) + h) * n_tiles + t
+    n = tl.maximum(tl.load(counts + cell).to(tl.int32) - first - (seen - own), 0)
+    at = tl.arange(0, SPAN)
+    x = tl.load(best + cell * width + at, mask=at < width, other=NEVER)
+    n = tl.minimum(n, total((x != NEVER).to(tl.int32), 0))
+    keep = taken(x, n)
+    kept += cell * room
+    block = tl.load(order + cell * width + at, mask=keep, other=0)
+    tl.store(kept + first + running(keep.to(tl.int32), 0) - 1, block, mask=keep)
+    slot = tl.arange(0, SLOTS)
+    forced = tl.where(slot < first, slot, own + slot - first - n)
+    value = tl.where(slot < first + n + seen - own, forced, n_blocks)
+    tl.store(kept + slot, value, mask=(slot < room) & ((slot < first) | (slot >= first + n)))
+
+
+@triton.jit(do_not_specialize=["width"])
+def nth_kernel(best, ranks, out, width, SPAN: tl.constexpr, RANKS: tl.constexpr):
+    """The scores at RANKS ranks of one tile of one head, the best at rank 0; -inf behind the last."""
+    cell = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SPAN)
+    x = tl.load(best + cell * width + at, mask=at < width, other=NEVER)
+    for i in tl.static_range(RANKS):
+        found = nth(x, tl.load(ranks + cell * RANKS + i).to(tl.int32) + 1)
+        score = (found ^ ((found >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        tl.store(out + cell * RANKS + i, tl.where(found == NEVER, -float("inf"), score))

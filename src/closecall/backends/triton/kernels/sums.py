@@ -1,0 +1,178 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+# (Triton's language has no types, and its constants are capitals.)
+"""What each row's estimated masses, or its scores' exponentials, add up to: what row-normalised scores are divided by.
+
+Masses of vectors that are all of one kind are added up in one loop: with the first taken out of it, as a box beside
+keys must be, some variants have no registers left.
+"""
+
+import triton.language as tl
+
+import triton
+
+from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, largest, rows_of, total
+
+
+@triton.jit
+def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.constexpr, KEYS: tl.constexpr,
+             DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr,
+             SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The products of the rows with the blocks' summaries over SLICE columns, of which `left` are still the head's."""
+    column = tl.arange(0, SLICE)
+    x_at = q + at.to(tl.int64)[:, None] * q_n + column.to(tl.int64)[None, :] * q_d
+    if DIM % SLICE:
+        x = tl.load(x_at, mask=real[:, None] & (column < left)[None, :], other=0.0)
+    else:
+        x = tl.load(x_at, mask=real[:, None], other=0.0)
+    if WIDE:
+        x = x.to(tl.float32)
+    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+    for i in tl.static_range(PLANES):
+        # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
+        y = rows_of(summary + (PLANES - 1 - i) * plane, block, ok, WIDTH, 1, 0, SLICE, SLICE, True, WIDE)
+        if BOX:
+            if SHIFT and i % 2 == 0:  # both sides' next larger parts
+                s *= 2.0**-SHIFT
+            # max(q high, q low) is q high where q > 0 and q low elsewhere. NaN must stay NaN in both.
+            own = tl.where(x < 0.0, 0.0, x) if i % 2 else tl.where(x > 0.0, 0.0, x)
+            s = tl.dot(own.to(x.dtype), tl.trans(y), s, input_precision=PRECISION)
+        else:
+            s = tl.dot(x, tl.trans(y), s * (2.0**-SHIFT), input_precision=PRECISION)
+    return s
+
+
+@triton.jit
+def row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr,
+               SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The same over all columns, SLICE at a time."""
+    stride_d = tl.cast(q_d, tl.int64)
+    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+    for c in range(0, DIM, SLICE):
+        s += products(q + c * stride_d, at, real, q_n, q_d, summary + c, block, ok, plane, DIM - c, ROWS, KEYS, DIM,
+                      WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+    return s
+
+
+@triton.jit
+def key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, PLANES: tl.constexpr,
+               PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The same with a vector after the first: keys as they are, whatever the first is made of."""
+    return row_scores(q, at, real, q_n, q_d, summary + (PLANES - 1 + vector) * plane, block, ok, plane, ROWS, KEYS, DIM,
+                      WIDTH, SLICE, False, 1, 0, PRECISION, WIDE)  # fmt: skip
+
+
+@triton.jit
+def best_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+                DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, VECTORS: tl.constexpr,
+                PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The largest over the vectors; NaN if one is."""
+    s = row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT,
+                   PRECISION, WIDE)  # fmt: skip
+    for vector in range(1, VECTORS):
+        one = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
+                         PLANES, PRECISION, WIDE)  # fmt: skip
+        s = tl.where((one > s) | (one != one), one, s)
+    return s
+
+
+@triton.jit
+def nth_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
+               DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, APART: tl.constexpr,
+               PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Those of any vector where all are of one kind, and of a key where the first, a box, is taken APART."""
+    if APART:
+        s = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, PLANES,
+                       PRECISION, WIDE)  # fmt: skip
+    else:
+        s = row_scores(q, at, real, q_n, q_d, summary + vector * PLANES * plane, block, ok, plane, ROWS, KEYS, DIM,
+                       WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+    return s
+
+
+@triton.jit
+def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
+    """How many keys of a whole block a vector stands for; only whole blocks are ever ranked."""
+    return tl.where(vector == 0, BLOCK - VECTORS + 1.0, 1.0)
+
+
+@triton.jit
+def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
+    """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each.
+
+    Times UNIT, logits are in base 2. NaN counts for nothing, infinity as `most`.
+    """
+    s = tl.where(ok[None, :] & (s == s), tl.minimum(s, most), -float("inf"))
+    higher = tl.maximum(top, largest(s, 1))
+    found = total(tl.exp2((s - higher[:, None]) * UNIT), 1) * keys
+    return higher, mass * tl.exp2((top - higher) * UNIT) + found
+
+
+@triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
+def sums_kernel(
+    q, summaries, plan, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr, VECTORS: tl.constexpr,
+    PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What each row's masses add up to: one program does ROWS rows of one tile of one head.
+
+    `forced [B, H, q_len]` is the log-sum-exp over the row's forced blocks; those that may be ranked are estimated.
+    `scale` makes logits in base 2. Written are, to `sums [B, H, q_len, 2]`, the largest logit and one over the sum of
+    the masses relative to it, which is 0 for a row whose forced mass is not a number: it has no say.
+
+    SOFTMAX adds up the exponentials of the scores of all blocks that the tile sees instead, and reads nothing of
+    `forced`. `scale` is then the plain one, and `sums [B, H, q_len]` gets the log-sum-exp, 0 if there is nothing to add
+    up. Not in base 2, so that infinite scores become float32's largest number, as in the reference.
+    """
+    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
+    tile = n_tiles - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
+    part = tl.program_id(0) % PARTS
+    h = tl.program_id(1)
+    b = tl.program_id(2)
+    entry = plan + (b * n_tiles + tile) * 5
+    row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
+    if part * ROWS >= rows:
+        return
+    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
+    plane = n_slots.to(tl.int64) * WIDTH
+    summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
+    at = part * ROWS + tl.arange(0, ROWS)
+    real = at < rows
+    line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at
+    if SOFTMAX:
+        stop = (pos + rows - 1) // BLOCK + 1
+        top = tl.full([ROWS], -LARGEST, tl.float32)
+        mass = tl.full([ROWS], 0.0, tl.float32)
+    else:
+        stop = pos // BLOCK  # from the tile's first own block on, all are forced or not visible
+        own = tl.load(forced + line, mask=real, other=0.0) * LOG2_E
+        known = own == own
+        own = tl.where(known, own, -float("inf"))
+        top = tl.maximum(own, LOWEST)
+        mass = tl.exp2(own - top)
+    for start in range(0, stop, KEYS):
+        block = start + tl.arange(0, KEYS)
+        if SOFTMAX:
+            ok = block < stop
+            s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                            VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+            top, mass = added(scale * s, ok, top, mass, 1.0, LARGEST, LOG2_E)
+        else:
+            ok = (block >= sinks) & (block < stop)
+            if APART:
+                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                top, mass = added(scale * s, ok, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
+            for vector in range(APART, VECTORS):
+                s = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                               SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                top, mass = added(scale * s, ok, top, mass, keys_behind(vector, BLOCK, VECTORS), HUGE, 1.0)
+    if SOFTMAX:
+        tl.store(sums + line, tl.where(mass > 0.0, top + tl.log2(mass) * LN_2, 0.0), mask=real)
+    else:
+        tl.store(sums + 2 * line, top, mask=real)
+        tl.store(sums + 2 * line + 1, tl.where(known & (mass > 0.0), 1.0 / mass, 0.0), mask=real)
