@@ -99,7 +99,7 @@ def test_chunks_change_nothing(model, whole, chunk):
 def test_preemption_changes_nothing(model):
     prompts = (1400, 1237, 1100)
     llm = {"model": model, "max_num_batched_tokens": 512, "max_model_len": 2048}
-    done = run(AUTO, [ask(*prompts, tokens=150)], num_gpu_blocks_override=32, **llm)
+    done = run(AUTO, [ask(*prompts, tokens=150)], num_gpu_blocks_override=28, **llm)
     calm = run(AUTO, [ask(n, tokens=150) for n in prompts], **llm)
     assert not done.failed, done.text[-3000:]
     assert done.last("PREEMPTED") > 0
