@@ -72,6 +72,8 @@ def router_of(policy: Policy) -> Router:
     """The rule that says where a policy cuts and expands; ValueError for policies without."""
     if not isinstance(policy.rule, Router):
         raise ValueError(f"{policy.name} never expands a tile: take a router, as router-on-quest")
+    if policy.pool > 1:
+        raise ValueError(f"pool = {policy.pool}: noise is told from the scores of single rows: diagnose with pool=1")
     return policy.rule
 
 

@@ -168,6 +168,8 @@ def test_what_cannot_be_diagnosed() -> None:
     q, k = tensors()
     with pytest.raises(ValueError, match=r"topk never expands a tile"):
         next(measure(q, k, [closecall.policy("topk")], scale=1.0))
+    with pytest.raises(ValueError, match="pool = 8: noise is told from the scores of single rows"):
+        next(measure(q, k, [closecall.policy("router", pool=8)], scale=1.0))
     Study("probe", "probe-needle", 8449)
 
 
