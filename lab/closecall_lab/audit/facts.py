@@ -12,6 +12,8 @@ from . import devices
 MOST_INSTRUCTIONS = {
     ("sm_80", "attend", 128, "bf16"): 640,
     ("sm_90", "attend", 128, "bf16"): 430,
+    ("sm_80", "scores quest", 128, "bf16"): 500,
+    ("sm_90", "scores quest", 128, "bf16"): 350,
 }
 
 
@@ -76,7 +78,7 @@ class Facts:
 
     @property
     def row_in_warp(self) -> bool | None:
-        """Whether a row's softmax needs no other warp; None where products are not laid out over warps."""
+        """Whether all products keep a row inside a warp; None where products are not laid out over warps."""
         if self.warps is None:
             return None
         return all(layout.endswith("x 1") for layout in self.warps.split(", "))
@@ -102,7 +104,8 @@ class Facts:
             found.append(f"not one thread block fits ({self.limit})")
         if self.must_pipeline and not self.overlapped:
             found.append(f"copies wait in the main loop ({self.overlap})")
-        if self.must_pipeline and self.dtype != "fp32" and self.row_in_warp is False:
+        # AMD lays the two products out apart, the first with rows inside a warp; weights go through shared memory.
+        if self.must_pipeline and target.backend == "cuda" and self.dtype != "fp32" and self.row_in_warp is False:
             found.append(f"the softmax crosses warps ({self.warps})")
         most = MOST_INSTRUCTIONS.get((self.arch, self.name.split(" D")[0], self.head_dim, self.dtype))
         if most is not None and self.instructions > most:

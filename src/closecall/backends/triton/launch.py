@@ -184,6 +184,8 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
         turns = stages if groups else max(1, stages - 1)
         return 2 * padded(dim) * (forms * rows + turns * planes * keys) + 1024 <= SHARED[arch]
 
+    if arch in SMALL and padded(dim) > 128:
+        rows = min(rows, 16)  # more would need a stack
     while not fits():
         if forms and rows > 32:
             rows //= 2
