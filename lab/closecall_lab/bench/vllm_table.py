@@ -91,7 +91,9 @@ def main(argv: list[str] | None = None) -> None:
     for _ in range(args.rounds):
         for name in args.policies:
             turns[name].append(turn(llm, name, prompt))
-    print(f"{Path(args.model).name}, {args.tokens} tokens in steps of {args.chunk}, {args.rounds} rounds\n")
+    print(
+        f"{Path(*Path(args.model).parts[-2:])}, {args.tokens} tokens in steps of {args.chunk}, {args.rounds} rounds\n"
+    )
     print(table(turns))
 
 
