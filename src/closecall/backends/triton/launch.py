@@ -176,7 +176,7 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
     rows, keys, stages = chosen.rows, chosen.keys, chosen.num_stages
     if dtype == "fp32":
         return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": score_slice(dim, dtype)}
-    groups = arch in ("sm_90", "sm_100")  # warp groups, which take no fewer than 64 blocks
+    groups = arch in ("sm_90", "sm_100")  # of warps
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1
 
@@ -189,7 +189,7 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
     while not fits():
         if forms and rows > 32:
             rows //= 2
-        elif keys > 32 and not groups:
+        elif keys > 32 and arch != "sm_90":  # whose warp groups take no fewer than 64 blocks
             keys //= 2
         elif stages > 2:
             stages -= 1
