@@ -48,6 +48,8 @@ class Room:
             raise ValueError(
                 "chat=yes needs a chat template, and this tokenizer has none: leave chat out, or say chat=no"
             )
+        if wrap is not None and wrap("x", multiple_choice=False) == f"{getattr(tokenizer, 'bos_token', None) or ''}x":
+            wrap = None  # only the begin token in front, which the tokenizer puts there by itself
         self._wrap = None if chat is False else wrap or (self._template if template is not None else None)
         self.templated = self.wrapped("x") != "x"
 

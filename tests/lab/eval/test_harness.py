@@ -231,14 +231,13 @@ def test_names_are_read_and_written() -> None:
     assert str(LmEval.parse("lm-eval:a,include=x,shots=0")) == "lm-eval:a,shots=0,include=x"
 
 
-def test_unknown_tasks_are_found_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_tasks_are_found_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str, include_path: object) -> None:
         raise ValueError(f"unknown lm-eval task {name!r} in {include_path}")
 
     monkeypatch.setattr(lm_eval, "find", nothing)
-    panel = Panel(("no/such/model",), ("lm-eval:arc_eas,include=mine",), (512,), (Spec("dense"),), (5,), 1)
-    with Store(tmp_path / "s.db") as store, pytest.raises(ValueError, match="unknown lm-eval task 'arc_eas' in mine"):
-        runner.run(panel, store)
+    with pytest.raises(ValueError, match="unknown lm-eval task 'arc_eas' in mine"):
+        Panel(("no/such/model",), ("lm-eval:arc_eas,include=mine",), (512,), (Spec("dense"),), (5,), 1)
 
 
 def test_what_cannot_be_run(subject: Subject, include: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from runs import COMMAND, command, options, panel_of, results
 
-from closecall_lab.eval import executors, measure, runner
+from closecall_lab.eval import executors, kinds, runner
 from closecall_lab.eval.matched import TOLERANCE
 from closecall_lab.eval.panel import Panel, Spec
 from closecall_lab.eval.store import Store
@@ -34,7 +35,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("this was measured already")
 
-    monkeypatch.setattr(measure, "measure", fail)
+    monkeypatch.setattr(kinds, "measure", fail)
 
 
 def test_every_cell_is_filled_with_the_same_examples(whole: Path) -> None:
@@ -72,13 +73,13 @@ def test_a_larger_panel_measures_only_what_is_new(
     with Store(whole) as source, Store(path) as store:
         source.connection.backup(store.connection)
     made: list[str] = []
-    true = measure.measure
+    true = kinds.measure
 
     def count(*args: object) -> object:
         made.append(args[3].to_json())  # type: ignore[attr-defined]
         return true(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measure, "measure", count)
+    monkeypatch.setattr(kinds, "measure", count)
     grown = panel_of(tiny, n=3, specs=(*panel_of(tiny).specs, Spec.parse("quest:tile_factor=1")))
     with Store(path) as store:
         runner.run(grown, store)
@@ -201,7 +202,7 @@ def test_an_error_in_a_worker_process_is_told_as_it_is(tiny: Path, tmp_path: Pat
 def test_a_task_with_fewer_examples_than_asked_for(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = executors.Worker(str(tiny))
     task = worker._task("probe-needle")
-    few = list(task.examples(worker.subject.loaded.tokenizer, 512, 2, 0))
+    few = list(itertools.islice(task.examples(512, 0), 2))
 
     class Few:
         def examples(self, *_: object, **__: object) -> Iterator[object]:
@@ -232,7 +233,6 @@ def test_wrong_executors(tiny: Path) -> None:
         executors.start("local", str(tiny), address="somewhere:6379")
 
 
-def test_unknown_tasks_are_found_before_a_model_is_loaded(tmp_path: Path) -> None:
-    panel = Panel(("no/such/model",), ("probe-needel",), (512,), (Spec("dense"),), (5,), 1)
-    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match="did you mean 'probe-needle'"):
-        runner.run(panel, store)
+def test_unknown_tasks_are_found_before_a_model_is_loaded() -> None:
+    with pytest.raises(ValueError, match="did you mean 'probe-needle'"):
+        Panel(("no/such/model",), ("probe-needel",), (512,), (Spec("dense"),), (5,), 1)

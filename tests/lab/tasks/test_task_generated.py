@@ -473,3 +473,14 @@ def test_too_small_a_context_says_what_it_takes(name: str, plain: Any) -> None:
 def test_every_generated_task_is_checked_here() -> None:
     checked = {name.split(":")[0] for name in [*NEEDLES, *COUNTS, *PROBES]}
     assert checked == {name for name in tasks.names() if isinstance(tasks.get(name), Generated)}
+
+
+@pytest.mark.parametrize("name", ["niah-single", "code-constant", "probe-needle"])
+def test_a_begin_token_in_front_is_no_chat_template(name: str, plain: Any, probe: Any) -> None:
+    """As a loaded model without a chat template words its prompts: the example is the tokenizer's own."""
+    tokenizer = probe if name.startswith("probe") else plain
+    (example,) = tasks.get(name).examples(
+        tokenizer, 4096, 1, 0, wrap=lambda question, multiple_choice=False: tokenizer.bos_token + question
+    )
+    assert example.digest() == some(name, tokenizer, 4096, n=1)[0].digest()
+    assert not example.templated
