@@ -38,7 +38,7 @@ WHOLE = 16 * 1024  # tokens up to which dense attention runs whole; beyond, on s
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policies", metavar="NAME,...", default="router-on-quest:pool=16,auto:pool=32", help="(%(default)s)"
+        "--policies", metavar="NAME,...", default="router-on-quest:pool=16,auto:pool=16", help="(%(default)s)"
     )
 
 
