@@ -471,7 +471,7 @@ def test_too_small_a_context_says_what_it_takes(name: str, plain: Any) -> None:
 
 
 def test_every_generated_task_is_checked_here() -> None:
-    checked = {name.split(":")[0] for name in [*NEEDLES, *COUNTS, *PROBES]}
+    checked = {name.split(":")[0] for name in [*NEEDLES, *COUNTS, *SHARED, *PROBES]}
     assert checked == {name for name in tasks.names() if isinstance(tasks.get(name), Generated)}
 
 

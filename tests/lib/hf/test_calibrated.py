@@ -298,9 +298,7 @@ def test_every_layer_takes_its_own_threshold_compiled_or_not(model: Any, monkeyp
 
 
 def test_another_model_is_refused(model: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"calibrated for 2 layers \(0 to 1\), and the full attention of Llama.* 3 lay"
-    ):
+    with pytest.raises(ValueError, match=r"fitted to 2 layers \(0 to 1\), and the full attention of Llama.* 3 lay"):
         closecall.attach(model, calibrated(0.1, 0.2))
     heads = calibrated(*[(0.1, 0.2)] * 3)
     with closecall.attach(model, heads), pytest.raises(ValueError, match="2 heads, and there are 4: calibrate"):
