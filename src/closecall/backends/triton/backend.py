@@ -267,7 +267,7 @@ def rank(
                 else:
                     kernel.best_kernel[shape](
                         found, order, scores, n_tiles, some_tiles.start, some_heads.start, heads, n_blocks, width,
-                        **launch.select_sizes(n_blocks, width),
+                        CHUNK=launch.select_chunk(n_blocks), **launch.select_sizes(n_blocks, width),
                     )  # fmt: skip
 
     tuning.run(_call(launch.scoring(told["VECTORS"], normalised), q, k, k), run)

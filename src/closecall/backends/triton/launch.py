@@ -27,6 +27,7 @@ KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "few",
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LARGEST_DIM = 256
 MOST_SPAN = 16384  # scores of a tile that the select kernels hold in registers: a million tokens in blocks of 64
+MOST_CHUNK = 2048  # of them, those whose places and addresses there are registers for at a time
 MOST_KEYS = 128  # of one step, tuned launches included
 # Parts that a mean key is stored in, and the power of two between them: together they hold float32's 24 bits.
 MEAN_PARTS = {"fp32": (1, 0), "fp16": (2, 11), "bf16": (3, 0)}
@@ -118,7 +119,8 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "shares":
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
-        return Launch(16, 16 if full else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
+        narrow = full or (arch == "sm_80" and wide > 192)  # more keys would need a stack
+        return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
     # Attention. A third stage is what gives keys and values a whole turn to arrive in.
     if full:
         deep = 2 if arch == "gfx942" and wide > 192 else 3  # 64 KiB
@@ -131,13 +133,19 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
         return Launch(64, 32, 4, 2 if wide == 192 and value_dim == 192 else 3)
     if wide <= 128:
         return Launch(64, 64, 4, 3)
-    return Launch(64, 16 if wide > 192 and arch == "sm_80" else 32, 4, 3)
+    crowded = arch == "sm_80" and (wide > 192 or sum(slices(value_dim)) > 128)  # the same
+    return Launch(64, 16 if crowded else 32, 4, 3)
 
 
 def select_sizes(n: int, room: int) -> dict[str, int]:
     """SPAN and SLOTS that hold n scores and `room` kept blocks, and warps for at most 32 scores a thread."""
     span = padded(n)
     return {"SPAN": span, "SLOTS": padded(room), "num_warps": min(16, max(1, span // 256))}
+
+
+def select_chunk(n: int) -> int:
+    """Blocks of a row of n that the best kernel writes at a time."""
+    return min(MOST_CHUNK, padded(n))
 
 
 def precision(arch: str, dtype: str) -> str:
@@ -174,9 +182,12 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
     for every turn.
     """
     rows, keys, stages = chosen.rows, chosen.keys, chosen.num_stages
-    if dtype == "fp32":
-        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": score_slice(dim, dtype)}
     groups = arch in ("sm_90", "sm_100")  # of warps
+    if dtype == "fp32":
+        # A box needs its rows twice, for which slices of 32 columns are too wide. Heads of more than 192, and a box
+        # beside outlying keys, come out the other way round: there slices of 16 need a stack.
+        narrow = groups and told["BOX"] and told["VECTORS"] == 1 and dim <= 192
+        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": 16 if narrow else score_slice(dim, dtype)}
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1
 
@@ -186,6 +197,9 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
 
     if arch in SMALL and padded(dim) > 128:
         rows = min(rows, 16)  # more would need a stack
+    crowded = arch == "sm_80" and padded(dim) > 64 and planes > 3
+    if crowded or (arch == "sm_100" and padded(dim) > 128 and told["BOX"]):
+        keys = min(keys, 32)  # likewise
     while not fits():
         if forms and rows > 32:
             rows //= 2

@@ -189,7 +189,8 @@ def _select(arch: str) -> Iterator[Variant]:
     made = [(f"select best of {n}", select.best_kernel, n) for n in SELECT_BLOCKS]
     made += [("select keep", select.keep_kernel, SELECT_KEPT), ("select nth", select.nth_kernel, SELECT_KEPT)]
     for name, kernel, n in made:
-        sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT) | {"BLOCK": 64, "RANKS": 3}
+        sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT) | {"CHUNK": launch.select_chunk(n)}
+        sizes |= {"BLOCK": 64, "RANKS": 3}
         constants: dict[str, object] = {a: sizes[a] for a in kernel.arg_names if a in sizes}
         types = integers | {"counts": "*i64", "ranks": "*i64", "out": "*fp32"}
         chosen = launch.Launch(16, 16, sizes["num_warps"], 1)

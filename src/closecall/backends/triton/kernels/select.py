@@ -4,8 +4,9 @@
 """The best blocks of a tile without a sort: a threshold is found bit by bit in the scores, what lies above it is kept
 in the order of the blocks, and of the blocks on it the first ones.
 
-One program does one tile of one head and holds its row of scores, SPAN at most, in registers. Scores are the
-`ascending` numbers of scores.py.
+One program does one tile of one head and holds its row of scores, SPAN at most, in registers until the threshold is
+known. What is kept is then written CHUNK blocks at a time, from scores read anew: places and addresses of a long row
+would not fit beside it. Scores are the `ascending` numbers of scores.py.
 """
 
 import triton.language as tl
@@ -41,7 +42,7 @@ def taken(x, n):
 @triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "n_blocks", "width"])
 def best_kernel(
     scores, order, best, n_tiles, first_tile, first_head, n_heads, n_blocks, width, SPAN: tl.constexpr,
-    SLOTS: tl.constexpr,
+    SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The `width` best blocks of a row of `scores [B, heads, tiles, n_blocks]`, ascending, and their scores."""
     t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -49,11 +50,21 @@ def best_kernel(
     at = tl.arange(0, SPAN)
     x = tl.load(scores + line * n_blocks + at, mask=at < n_blocks, other=NEVER)
     n = tl.minimum(width, total((x != NEVER).to(tl.int32), 0))
-    keep = taken(x, n)
-    place = running(keep.to(tl.int32), 0) - 1
+    edge = nth(x, n)
+    spare = n - total((x > edge).to(tl.int32), 0)  # blocks on the edge that are kept: the first ones
     there = ((b.to(tl.int64) * n_heads + first_head + h) * n_tiles + first_tile + t) * width
-    tl.store(order + there + place, at, mask=keep)
-    tl.store(best + there + place, x, mask=keep)
+    levels = n * 0  # blocks on the edge, and kept ones, of the chunks before
+    kept = n * 0
+    for start in tl.range(0, n_blocks, CHUNK, num_stages=1):
+        block = start + tl.arange(0, CHUNK)
+        score = tl.load(scores + line * n_blocks + block, mask=block < n_blocks, other=NEVER)
+        level = ((score == edge) & (n > 0)).to(tl.int32)
+        keep = (score > edge) | ((level > 0) & (levels + running(level, 0) <= spare))
+        place = there + kept + running(keep.to(tl.int32), 0) - 1
+        tl.store(order + place, block, mask=keep)
+        tl.store(best + place, score, mask=keep)
+        levels += total(level, 0)
+        kept += total(keep.to(tl.int32), 0)
     slot = tl.arange(0, SLOTS)
     rest = (slot >= n) & (slot < width)
     tl.store(order + there + slot, tl.full([SLOTS], 0, tl.int32) + n_blocks, mask=rest)
