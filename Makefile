@@ -7,7 +7,7 @@ NATIVE := $(wildcard src/closecall/backends/native/*)
 ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
 SAY     = @printf '\n== %s\n'
 
-.PHONY: help demo test test-model test-vllm vllm-demo lint bench bench-check results fuzz sanitize wheel clean
+.PHONY: help demo test audit test-model test-vllm vllm-demo lint bench bench-check results fuzz sanitize wheel clean
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -32,7 +32,7 @@ demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small 
 	$(BIN)/closecall explain --model probe --task probe-needle --context 8k --policy topk:budget=4,auto:budget=4 --out out/demo/explain.html
 	$(SAY) "Open out/demo/explain.html"
 
-test: $(READY) lint  ## Lint, types and every test (about nine minutes on 2 cores)
+test: $(READY) lint  ## Lint, types and every test (about ten minutes on 2 cores)
 	$(SAY) "Tests: every backend against a float64 oracle, GPU kernels compiled, models, evaluation, theory"
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
@@ -48,6 +48,9 @@ bench: $(READY)  ## Every benchmark at full size: 4K to 128K, fp32 and bf16 (hou
 
 bench-check: $(READY)  ## Has something become slower? A few ratios against benchmarks/check.json: two minutes, on a quiet machine
 	$(BIN)/python -m closecall_lab.bench.check
+
+audit: $(READY)  ## Compiles the GPU kernels for seven targets and holds each to its aims (a quarter of an hour)
+	$(BIN)/pytest -q -n 2 -m audit tests/lab/audit
 
 test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on first use, 93 MB)
 	$(BIN)/closecall get smollm2
