@@ -119,7 +119,7 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "shares":
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
-        narrow = full or (arch == "sm_80" and wide > 192)  # more keys would need a stack
+        narrow = full or (arch in ("sm_80", *SMALL) and wide > 192)  # more keys would need a stack
         return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
     # Attention. A third stage is what gives keys and values a whole turn to arrive in.
     if full:
