@@ -1,8 +1,9 @@
 """How each kernel is launched: rows and keys per step, warps and pipeline stages, by architecture.
 
-The table's entries were chosen by compiling every variant for every architecture (`closecall gpu-report`): no spills,
-shared memory within the device's, keys and values of later turns on their way while one turn is worked on, and as many
-thread blocks at a time as that leaves room for. None was timed on a device. Two ways to do better on yours:
+The table's entries were chosen by compiling for every architecture (`closecall gpu-report`): shared memory within the
+device's, keys and values of later turns on their way while one turn is worked on, and as many thread blocks at a time
+as that leaves room for. The variants that `make audit` compiles use no stack; some fp32 scores on sm_80, sm_90 and
+sm_100 still take a few bytes. None was timed on a device. Two ways to do better on yours:
 
 * `CLOSECALL_LAUNCH='{"attend": {"num_warps": 8}}'` overrides fields of a kernel's launch;
 * `CLOSECALL_AUTOTUNE=1` times the table's neighbours at the first call of each kind and keeps the fastest (tuning.py).
