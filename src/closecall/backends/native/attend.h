@@ -123,6 +123,10 @@ struct TileAttention {
     int64_t size = item_size(args.shape.dtype);
     bool there = tile.k_dim == 1 && args.shape.D == d && (PAIRS || args.shape.dtype == F32);
     if (there && on_page(tile, first, n) == n) return {key_at(first), tile.k_row * size};
+    return copied_keys(first, n);
+  }
+
+  [[gnu::noinline]] Operand copied_keys(int64_t first, int64_t n) const {
     constexpr int64_t WIDE = PAIRS ? 2 : 4;  // odd D, strided or on two pages: copied, as bfloat16 or as floats
     for (int64_t j = 0, here; j < n; j += here) {
       here = on_page(tile, first + j, n - j);
@@ -187,6 +191,11 @@ struct TileAttention {
       return {(const char*)scratch.v, dv * 4};
     }
 #endif
+    return copied_values(first, n);
+  }
+
+  [[gnu::noinline]] Operand copied_values(int64_t first, int64_t n) const {
+    int64_t dim = args.shape.Dv;
     for (int64_t j = 0, here; j < n; j += here) {
       here = on_page(tile, first + j, n - j);
       read_rows(value_at(first + j), args.shape.dtype, here, tile.v_row, dim, tile.v_dim, dv, scratch.v + j * dv);
