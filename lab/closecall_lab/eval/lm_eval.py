@@ -269,6 +269,6 @@ def _samples(samples: Mapping[str, list[Mapping[str, Any]]]) -> tuple[Sample, ..
 
 def _lm_eval() -> tuple[Any, Any, Any]:
     if importlib.util.find_spec("lm_eval") is None:
-        raise UnavailableError("lm-eval tasks need the lm-eval package: pip install 'closecall[lm-eval]'")
+        raise UnavailableError("lm-eval tasks need the lm-eval package: pip install 'closecall-lab[lm-eval]'")
     modules = [importlib.import_module(f"lm_eval.{m}") for m in ("evaluator", "tasks", "models.huggingface")]
     return modules[0], modules[1], modules[2]

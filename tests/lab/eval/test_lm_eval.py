@@ -207,5 +207,5 @@ def test_bad_input(subject: tuple[Any, Any], include: Path, monkeypatch: pytest.
     with pytest.raises(ValueError, match="this one has none: set eos_token"):
         lm_eval.run("closecall_local", model, words.tokenizer())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"closecall\[lm-eval\]"):
+    with pytest.raises(UnavailableError, match=r"closecall-lab\[lm-eval\]"):
         lm_eval.run("closecall_local", model, tokenizer)
