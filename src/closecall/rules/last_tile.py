@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
-from ..ranking import Decision, Ranked, margins_at
+from ..placed import placed
+from ..ranking import Decision, Ranked, Source, margins_at
 from ..registry import Setting
 from .base import RULES, Rule
 from .pooled import deal, later_first, sums
@@ -115,14 +116,25 @@ class LastTile(Rule):
         inner = self.rule.decide(ranked)
         if self._nobody_pays(ranked.sequence):
             return inner
-        plan = ranked.visible, ranked.forced, ranked.sequence
-        if type(self.rule) is TopK:
-            moved, expanded = _moved_by_plan(self, *plan)
+        if type(self.rule) is TopK and ranked.source is not None:
+            moved, expanded = self._moved_by_plan(ranked.source, ranked.visible.device)
         else:
-            moved, expanded = self.moved(inner.counts, *plan)
+            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, ranked.sequence)
         counts = inner.counts + moved
         margin = torch.where(moved != 0, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
         return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)
+
+    def _moved_by_plan(self, source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`[B, 1, T]`: top-k keeps what the plan allows, whatever the scores, so all heads and layers share one answer,
+        settled on the host."""
+        geometry, sinks = source.geometry, source.sinks
+
+        def make() -> tuple[Tensor, Tensor]:
+            counts = geometry.visible.clamp(max=self.tile_budget)[:, None]
+            moved, expanded = self.moved(counts, geometry.visible, geometry.forced(sinks), geometry.sequence)
+            return moved.to(device), expanded.to(device)
+
+        return placed(geometry, device, (self, sinks), make)
 
     def moved(self, counts: Tensor, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
         """Returns how many blocks each tile gains (loses, below zero) over `counts [B, H, T]`, and which tiles gain."""
@@ -160,19 +172,18 @@ class LastTile(Rule):
         return f"{self.rule.describe()}; {more} for the last {which}{paid}"
 
 
-@functools.lru_cache(maxsize=64)
-def _moved_by_plan(rule: LastTile, visible: Tensor, forced: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
-    """`[B, 1, T]`: top-k keeps what the plan allows, whatever the scores, so all heads and layers share one answer.
-
-    Remembered by the identity of the plan's tables, which `plan` shares between calls and nobody writes to.
-    """
-    return rule.moved(visible.clamp(max=rule.tile_budget)[:, None], visible, forced, sequence)
-
-
-@functools.lru_cache(maxsize=64)
 def _last(sequence: Tensor, tiles: int) -> Tensor:
-    """bool `[B, T]`: the tiles that are protected."""
+    """bool `[B, T]`: the tiles that are protected. Remembered on the host alone: what a device computes is ready for
+    the stream that asked, and for no other."""
+    return _last_on_host(sequence, tiles) if sequence.device.type == "cpu" else _find_last(sequence, tiles)
+
+
+def _find_last(sequence: Tensor, tiles: int) -> Tensor:
     return (sequence >= 0) & (_from_the_end(sequence) < tiles)
+
+
+# By the identity of the plan's table, which `plan` shares between calls and nobody writes to.
+_last_on_host = functools.lru_cache(maxsize=64)(_find_last)
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,8 +14,10 @@ from rankings import Drawn, drawn
 
 import closecall
 from closecall import RULES, SCORERS, Policy
+from closecall import geometry as plans
 from closecall.backends import cpu
 from closecall.geometry import plan
+from closecall.ranking import Ranked, Source
 from closecall.rules import last_tile as last_tile_rule
 from closecall.rules.base import Rule
 from closecall.rules.even import Even
@@ -155,7 +157,25 @@ def test_a_decoding_step_has_nobody_to_pay() -> None:
         assert closecall.select(q, k, made).counts.flatten().tolist() == [count] * 4
 
 
-def test_what_is_remembered_is_of_this_plan_and_this_rule() -> None:
+def ranked_on(device: str, made: plans.Geometry) -> Ranked:
+    """A ranking on a device where nothing is ever computed."""
+    table = torch.empty(made.batch, 2, made.n_tiles, 10, device=device)
+    on_device = (x.to(device) for x in (made.visible, made.forced(1), made.sequence))
+    return Ranked(table.int(), table, *on_device, source=Source(table, table, made, 1.0, 1))
+
+
+def test_on_a_device_nothing_that_stays_is_computed() -> None:
+    """It would be ready for the stream that asked first and for no other. The meta device computes nothing at all."""
+    made = plan(1, 96, 96, 4, 4)
+    rule = LastTile(TopK(budget=5, tile_factor=1))
+    assert rule.decide(ranked_on("meta", made)).counts.shape == (1, 2, 24)
+    moved, expanded = rule._moved_by_plan(Source(made.row, made.row, made, 1.0, 1), torch.device("cpu"))
+    assert moved.flatten().tolist() == [0] * 5 + [-1] * 5 + [0] * 13 + [5]
+    assert expanded.nonzero().tolist() == [[0, 0, 23]]
+    assert last_tile_rule._last(made.sequence.to("meta"), 1) is not last_tile_rule._last(made.sequence.to("meta"), 1)
+
+
+def test_what_is_remembered_is_of_this_plan_and_this_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts are settled once for a plan; another length, padding, sink or factor must not get them."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 2, 96, 8), torch.randn(2, 1, 96, 8)
@@ -172,16 +192,19 @@ def test_what_is_remembered_is_of_this_plan_and_this_rule() -> None:
         return closecall.select(q[:, :, -rows:], k, closecall.policy("last-tile-on-quest", **small), **where).counts
 
     def forget() -> None:
-        last_tile_rule._moved_by_plan.cache_clear()
-        last_tile_rule._last.cache_clear()
+        plans._build.cache_clear()  # what is made of a plan goes with it
+        last_tile_rule._last_on_host.cache_clear()
 
     fresh = []
     for call in calls:
         forget()
         fresh.append(counts(*call))
+    settled: list[LastTile] = []
+    plain = LastTile.moved
+    monkeypatch.setattr(LastTile, "moved", lambda self, *args: (settled.append(self), plain(self, *args))[1])
     for _ in range(2):
         assert all(torch.equal(counts(*call), kept) for call, kept in zip(calls, fresh, strict=True))
-    assert last_tile_rule._moved_by_plan.cache_info().hits > 0
+    assert len(settled) == len(calls) - 1  # the last of the fresh ones was still known
     assert len({tuple(kept.flatten().tolist()) for kept in fresh}) > 12
 
 

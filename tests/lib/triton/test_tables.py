@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from closecall import geometry
-from closecall.backends.triton import tables as module
+from closecall import placed as module
 from closecall.backends.triton.tables import tables
+from closecall.ranking import Source
+from closecall.rules.last_tile import LastTile
+from closecall.rules.topk import TopK
 
 CPU = torch.device("cpu")
 
@@ -36,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(module, "_captured", set())
+    monkeypatch.setattr(module, "_captured", {})
     return device
 
 
@@ -91,6 +94,31 @@ def test_a_plan_is_not_uploaded_in_capture(gpu: Cuda, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"M = 1002, N = 1002\) is not on cuda:0 yet: make the call once before"):
         tables(geometry.plan(1, 1002, 1002, 64, 64), gpu)  # type: ignore[arg-type]
+
+
+def protected(plan: geometry.Geometry, gpu: Cuda) -> torch.Tensor:
+    """What the rule of `auto` keeps on the device: how many blocks each tile gains or pays."""
+    source = Source(plan.row, plan.row, plan, 1.0, 1)
+    return LastTile(TopK(budget=4))._moved_by_plan(source, gpu)[0]  # type: ignore[arg-type]
+
+
+def test_what_the_last_tile_rule_settles_lives_as_long_as_tables_do(gpu: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was computed on the device by the stream that asked first, and dropped after 64 plans, captured or not."""
+    plan = geometry.plan(1, 2000, 2000, 64, 64)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"N = 2000\) is not on cuda:0 yet: make the call once before capture"):
+        protected(plan, gpu)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    there = weakref.ref(protected(plan, gpu))
+    assert protected(plan, gpu) is there()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert protected(plan, gpu) is there()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    del plan
+    forget_plans()
+    assert there() is not None
+    module._captured.clear()
+    assert there() is None
 
 
 @pytest.mark.parametrize("sinks", [0, 1, 3])

@@ -1,19 +1,19 @@
 """A call's geometry as the kernels read it, kept on the device.
 
-Plans are made on the host, and each goes to a device once. The upload is over before anything reads it, so that any
-stream may, and later calls copy nothing and can be captured in a CUDA graph. What a graph reads outlives the plan.
+Plans are made on the host, and each goes to a device once (`placed`), so later calls copy nothing and can be captured
+in a CUDA graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...geometry import Geometry
+from ...placed import placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,26 +36,8 @@ class Tables:
         return self.geometry._forced[sinks]
 
 
-# By plan, for as long as the plan lives: `geometry.plan` remembers those in use.
-_made: weakref.WeakKeyDictionary[Geometry, dict[torch.device, Tables]] = weakref.WeakKeyDictionary()
-# Those that a CUDA graph has captured. It reads them whenever it is replayed and does not say when it is gone, so they
-# stay: some dozens of bytes per tile and captured plan.
-_captured: set[Tables] = set()
-
-
 def tables(geometry: Geometry, device: torch.device) -> Tables:
-    here = _made.setdefault(geometry, {})
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if device not in here:
-        if capturing:
-            raise RuntimeError(
-                f"a CUDA graph is being captured, and the plan of this call (B = {geometry.batch}, "
-                f"M = {geometry.q_len}, N = {geometry.k_len}) is not on {device} yet: make the call once before capture"
-            )
-        here[device] = _build(geometry, device)
-    if capturing:
-        _captured.add(here[device])
-    return here[device]
+    return placed(geometry, device, Tables, lambda: _build(geometry, device))
 
 
 def _build(g: Geometry, device: torch.device) -> Tables:
