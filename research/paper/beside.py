@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.report import paper, tables
 from closecall_lab.report.gather import Finding, Setting
 from closecall_lab.report.tables import estimate, p_text

@@ -25,7 +25,7 @@ THRESHOLDS = (0.01, 0.05, 0.2)
 
 @dataclass(frozen=True)
 class Part:
-    """One panel of runs: everything with everything."""
+    """One grid of runs: everything with everything."""
 
     tasks: tuple[str, ...]
     contexts: tuple[int, ...]

@@ -19,7 +19,8 @@ from closecall.registry import unknown
 from closecall.rules.topk import TopK
 from closecall_lab import tasks
 from closecall_lab.eval import executors, runner
-from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.grid import Grid
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import paper
 from closecall_lab.report.gather import Finding, Gathered, Setting, gather, public
@@ -64,9 +65,9 @@ class ScaledExperiment:
         path = _data(papers, self.data)
         return {"data": path} if path else {}
 
-    def panels(self, dtype: str | None = None) -> list[Panel]:
+    def grids(self, dtype: str | None = None) -> list[Grid]:
         return [
-            Panel(
+            Grid(
                 models=(self.model,),
                 tasks=tuple(dict.fromkeys(self.task(t) for t in part.tasks)),
                 contexts=tuple(dict.fromkeys(map(self.context, part.contexts))),
@@ -271,20 +272,20 @@ def run(
     say: Callable[[str], None] = runner.log,
 ) -> Outcome:
     """Runs what the store does not have yet, then gathers this experiment's results and no others."""
-    panels = plan.panels(dtype)
-    for note in dict.fromkeys(note for panel in panels for note in panel.notes):
+    grids = plan.grids(dtype)
+    for note in dict.fromkeys(note for grid in grids for note in grid.notes):
         say(f"warning: {note}")
     workers = executors.start(executor, plan.model, dtype, jobs=jobs, address=address)
     try:
-        fingerprints = {runner.run_model(panel, store, workers, jobs=jobs, say=say) for panel in panels}
+        fingerprints = {runner.run_model(grid, store, workers, jobs=jobs, say=say) for grid in grids}
     finally:
         workers.close()
     cells = {
         (task, context, str(spec), budget)
-        for panel in panels
-        for task in panel.tasks
-        for context in panel.contexts
-        for spec, budget in panel.variants
+        for grid in grids
+        for task in grid.tasks
+        for context in grid.contexts
+        for spec, budget in grid.variants
     }
     found = gather(store, models=fingerprints, n=plan.n, seed=plan.seed, wanted=lambda *cell: cell in cells)
     return Outcome(plan, found)

@@ -180,7 +180,7 @@ def test_probes_cannot_read_real_text() -> None:
 
 def test_sizes_for_a_probe() -> None:
     plan = reproduce.make_plan(experiments.get("budget-match"), "probe:qwen3")
-    first, second = plan.panels()
+    first, second = plan.grids()
     assert (first.tasks, first.contexts, first.budgets, first.n) == (("probe-needle",), (8192,), (8,), 100)
     assert second.budgets == (8, 10, 12, 13, 16)
     assert plan.title == (
@@ -197,15 +197,15 @@ def test_sizes_for_a_probe() -> None:
 
 def test_contexts_beyond_a_small_models_training_are_left_out() -> None:
     plan = reproduce.make_plan(experiments.get("pareto"), "smollm2", n=5)
-    assert [p.contexts for p in plan.panels()] == [(4096, 8192)]
+    assert [p.contexts for p in plan.grids()] == [(4096, 8192)]
     assert plan.left_out == ("the paper's 128K, here 16K, is left out: smollm2 was trained for 8192",)
     assert "Up to 5 examples of each task and context; the paper had 100." in plan.lead
 
 
 def test_a_panel_model_runs_at_the_papers_sizes() -> None:
     plan = reproduce.make_plan(experiments.get("ruler"), "qwen2.5-14b")
-    (panel,) = plan.panels()
-    assert (panel.contexts, panel.budgets, panel.n, panel.tasks) == ((32 * K,), (33,), 100, ("niah-multikey",))
+    (grid,) = plan.grids()
+    assert (grid.contexts, grid.budgets, grid.n, grid.tasks) == ((32 * K,), (33,), 100, ("niah-multikey",))
     assert plan.title.endswith("ruler on qwen2.5-14b, at the paper's contexts and budgets")
     assert plan.lead == ["qwen2.5-14b is the paper's Qwen-14B."]
 

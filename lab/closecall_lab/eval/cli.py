@@ -81,42 +81,43 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("nothing to do: name --model and --tasks to evaluate, or --export to write what is stored")
     for path in args.export:  # before the work, not after it
         check_kind(output_file("--export", path))
-    panel = read(args) if asked else None
-    with Store(args.store, create=panel is not None) as store:
-        if panel is not None:
+    grid = read(args) if asked else None
+    with Store(args.store, create=grid is not None) as store:
+        if grid is not None:
             options = {"executor": args.executor, "jobs": count("--jobs")(args.jobs), "address": args.address}
-            models = runner.run(panel, store, **options)
-            show(panel, store, models, summary)
+            models = runner.run(grid, store, **options)
+            show(grid, store, models, summary)
         for path in args.export:
             runner.log(f"{export(store, path)} rows written to {path}")
 
 
-def show(panel: Any, store: Any, models: list[str], summary: Any) -> None:
-    """The tables of what the panel asked for, of all that the store may hold."""
+def show(grid: Any, store: Any, models: list[str], summary: Any) -> None:
+    """The tables of what the grid asked for, of all that the store may hold."""
     from closecall.models.load import own_name
 
     from . import text_tables
 
-    wanted = {(str(spec), budget) for spec, budget in panel.variants}
+    wanted = {(str(spec), budget) for spec, budget in grid.variants}
     names = {fingerprint: facts["name"] for fingerprint, facts in store.models().items()}
     for model in models:
-        for task, context in panel.places:
-            where = {"model": model, "task": task, "context": context, "seed": panel.seed}
-            for group in summary.groups(store, variants=wanted, n=panel.n, **where):
+        for task, context in grid.places:
+            where = {"model": model, "task": task, "context": context, "seed": grid.seed}
+            for group in summary.groups(store, variants=wanted, n=grid.n, **where):
                 tables = text_tables.tables if text_tables.is_text(group) else summary.tables
                 for table in tables(group, own_name(names[model])):
                     print(table.text() + "\n")
 
 
 def read(args: argparse.Namespace) -> Any:
-    """The panel that the options describe."""
-    from .panel import DEFAULT, Panel, Spec, split, with_controls
+    """The grid that the options describe."""
+    from .grid import Grid
+    from .spec import DEFAULT, Spec, split, with_controls
 
     for option, given in (("--model", args.models), ("--tasks", args.tasks)):
         if not given:
             raise ValueError(f"{option} is missing: name at least one")
     specs = [Spec.parse(text) for text in split(args.policies) or DEFAULT]
-    return Panel(
+    return Grid(
         models=tuple(split(args.models)),
         tasks=tuple(split(args.tasks)),
         contexts=counts("--contexts", args.contexts),

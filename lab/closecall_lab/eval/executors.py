@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 from closecall.registry import unknown
 
+from .grid import Job
 from .kinds import Opened, parse
 from .matched import Applied, applied_control
-from .panel import Job, Spec
+from .spec import Spec
 from .store import Kept, Run, address
 
 NAMES = ("local", "ray")

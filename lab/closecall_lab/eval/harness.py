@@ -1,4 +1,4 @@
-"""lm-eval's tasks in a panel: `lm-eval:NAME` is one example for each document, answered and scored by lm-eval itself.
+"""lm-eval's tasks in a grid: `lm-eval:NAME` is one example for each document, answered and scored by lm-eval itself.
 
 Its documents have their own lengths, so contexts do not apply: 0 stands in their place. A document may take several
 passes over the model (one for each choice, say); what they kept is counted together.

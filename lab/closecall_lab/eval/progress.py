@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from typing import TextIO
 
 from .executors import Result
-from .panel import Panel
+from .grid import Grid
 
 SPARSE = 30.0  # seconds between lines that stay
 LIVE = 0.2
@@ -23,12 +23,12 @@ def duration(seconds: float) -> str:
 class Progress:
     """Running accuracy and time left, for one model."""
 
-    def __init__(self, panel: Panel, model: str, *, jobs: int = 1, out: TextIO | None = None) -> None:
+    def __init__(self, grid: Grid, model: str, *, jobs: int = 1, out: TextIO | None = None) -> None:
         self.out = out or sys.stderr
         self.model = model
         self.jobs = jobs
-        places = Counter(context for _, context in panel.places)
-        self.per_context = {context: tasks * panel.n * len(panel.variants) for context, tasks in places.items()}
+        places = Counter(context for _, context in grid.places)
+        self.per_context = {context: tasks * grid.n * len(grid.variants) for context, tasks in places.items()}
         self.total = sum(self.per_context.values())
         self.done: dict[int, int] = defaultdict(int)  # by context
         self.seconds: dict[int, list[float]] = defaultdict(list)

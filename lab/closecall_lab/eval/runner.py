@@ -1,4 +1,4 @@
-"""Runs a panel: what the store has is left alone, what is missing is measured and stored one by one."""
+"""Runs a grid: what the store has is left alone, what is missing is measured and stored one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from closecall.models.load import own_name
 
 from ..spine.interrupt import interruptible
 from . import executors
-from .panel import Job, Panel
+from .grid import Grid, Job
 from .progress import Progress
 from .store import Cell, Store
 
@@ -23,35 +23,35 @@ def log(message: str) -> None:
 
 
 def run(
-    panel: Panel, store: Store, *, executor: str = "local", jobs: int = 1, address: str | None = None, say: Log = log
+    grid: Grid, store: Store, *, executor: str = "local", jobs: int = 1, address: str | None = None, say: Log = log
 ) -> list[str]:
-    """Fills the store with the panel's cells, and returns the fingerprints of its models."""
-    for note in panel.notes:
+    """Fills the store with the grid's cells, and returns the fingerprints of its models."""
+    for note in grid.notes:
         say(f"warning: {note}")
-    for task in dict.fromkeys(task for task, context in panel.places if not context):
+    for task in dict.fromkeys(task for task, context in grid.places if not context):
         say(f"{task}: its documents have their own lengths, so --contexts does not apply to it")
     fingerprints = []
-    for name in panel.models:
+    for name in grid.models:
         with _told(_interrupted(store), say):
-            workers = executors.start(executor, name, panel.dtype, jobs=jobs, address=address)
+            workers = executors.start(executor, name, grid.dtype, jobs=jobs, address=address)
         try:
-            fingerprints.append(run_model(panel, store, workers, jobs=jobs, say=say))
+            fingerprints.append(run_model(grid, store, workers, jobs=jobs, say=say))
         finally:
             workers.close()
     return fingerprints
 
 
-def run_model(panel: Panel, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Log = log) -> str:
+def run_model(grid: Grid, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Log = log) -> str:
     model = workers.identity()
     store.add_model(model.fingerprint, model.name, model.facts)
     name, trained = own_name(model.name), model.facts.get("context")
-    for context in dict.fromkeys(context for _, context in panel.places):
+    for context in dict.fromkeys(context for _, context in grid.places):
         if trained is not None and context > trained:
             say(f"warning: {name} was trained for {trained} tokens: at {context} it may fail whatever the policy")
-    progress = Progress(panel, name, jobs=jobs)
+    progress = Progress(grid, name, jobs=jobs)
 
     def with_known() -> Iterator[Job]:
-        for job in panel.jobs():
+        for job in grid.jobs():
             known = store.known(model.fingerprint, job.task, job.context, job.seed, job.number)
             yield dataclasses.replace(job, known=known)
 

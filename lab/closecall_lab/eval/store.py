@@ -1,7 +1,7 @@
 """Results in one SQLite file that any number of processes may write, and that loses nothing it has taken.
 
 A run, one example under one policy, is stored under the sha256 of all that its answer depends on: the model's
-fingerprint, the example's content, the policy and the version of our semantics. A cell is where a run stands in a panel
+fingerprint, the example's content, the policy and the version of our semantics. A cell is where a run stands in a grid
 (task, context, seed, number, policy's name, budget); several cells may share a run.
 """
 
@@ -46,7 +46,7 @@ class StoreError(OSError):
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """Where a run stands in a panel. `budget` is 0 for a policy without one."""
+    """Where a run stands in a grid. `budget` is 0 for a policy without one."""
 
     model: str  # the fingerprint
     task: str

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import summary
 from .export import export
-from .panel import DEFAULT, Spec
+from .spec import DEFAULT, Spec
 from .store import Cell, Run, Store
 
 LAYERS = 24

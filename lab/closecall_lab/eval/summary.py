@@ -16,7 +16,7 @@ from ..tasks.longbench import LETTERS
 from ..tasks.scoring import choice_in
 from . import statistics
 from .matched import TOLERANCE, Applied
-from .panel import CONTROLS, Spec
+from .spec import CONTROLS, Spec
 from .statistics import Comparison, Decomposition, Estimate, PairedRecall
 from .store import Row, Store
 

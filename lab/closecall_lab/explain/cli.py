@@ -140,7 +140,7 @@ def read_policies(text: str) -> list[tuple[str, Policy]]:
     """Each with the name it goes by on the page: what was typed, of a saved policy only the file's name."""
     from closecall.policy import parse
 
-    from ..eval.panel import split
+    from ..eval.spec import split
 
     return [(Path(one).name if one.endswith(".json") else one, parse(one)) for one in split(text)]
 

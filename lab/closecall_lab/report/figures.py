@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..eval.panel import Spec
+from ..eval.spec import Spec
 from ..eval.statistics import Estimate
 from ..spine.figure import LEFT, RIGHT, frame, handle, label, plain, shares
 from ..spine.style import BUDGET, COLOURS, INK, QUIET, SELECTIVITY, Look, looks

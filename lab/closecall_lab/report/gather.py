@@ -17,7 +17,7 @@ from closecall.registry import unknown
 
 from ..eval import statistics, summary
 from ..eval.matched import TOLERANCE
-from ..eval.panel import CONTROLS, Spec
+from ..eval.spec import CONTROLS, Spec
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import SEMANTICS, Row, Store
 from ..eval.summary import Group, Line, Split, Variant

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..eval import summary
-from ..eval.panel import CONTROLS, Spec
+from ..eval.spec import CONTROLS, Spec
 from ..eval.summary import Variant
 from ..spine.figure import frame, label, plain, row, widen
 from ..spine.style import INK, Look, looks

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..eval.panel import CONTROLS
+from ..eval.spec import CONTROLS
 from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
 from ..spine.numbers import size

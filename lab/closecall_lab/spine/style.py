@@ -24,7 +24,7 @@ VARIANTS = ("o", "D", "P", "X", "h", "p")  # a preset with different overrides
 
 
 class Named(Protocol):
-    """What a policy must tell of itself to get a look: `closecall_lab.eval.panel.Spec` does."""
+    """What a policy must tell of itself to get a look: `closecall_lab.eval.spec.Spec` does."""
 
     @property
     def preset(self) -> str: ...

@@ -164,7 +164,7 @@ def run_calibrate(args: argparse.Namespace) -> None:
         raise ValueError(f"--check takes a number of prompts, 0 for none, got {args.check}")
     import dataclasses
 
-    from ..eval.panel import Spec
+    from ..eval.spec import Spec
     from ..eval.subject import Subject
     from .calibrate import calibrate, router_of
 

@@ -17,7 +17,7 @@ import oracle
 from closecall_lab.eval.compare import quality
 from closecall_lab.eval.compare.capture import Asked, Capture, CapturedLayer, Prompt
 from closecall_lab.eval.compare.quality import Findings, dense_of, judge, judge_all, judge_prompt
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from compare import everything, kept_of
 
 POLICIES = {

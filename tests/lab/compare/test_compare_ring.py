@@ -16,8 +16,8 @@ from closecall_lab.eval.compare import cost, figure, report, ring
 from closecall_lab.eval.compare.parts import belongs, numbers
 from closecall_lab.eval.compare.quality import Quality
 from closecall_lab.eval.compare.quality import Row as Judged
-from closecall_lab.eval.compare.ring import Captured, RingPanel, duels, entrants, pairs
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.compare.ring import Captured, RingGrid, duels, entrants, pairs
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Cell, Row, Run, Store
 from closecall_lab.eval.summary import Group
 
@@ -127,17 +127,17 @@ def test_the_two_parts_share_no_example() -> None:
 @pytest.mark.parametrize("part", ["choose", "final"])
 def test_answers_of_one_part(part: str, tiny: Path, tmp_path: Path) -> None:
     specs = [Spec.parse(f"{name}tile_factor=1") for name in ("quest:", "topk:", "router:q=0.3,")]
-    panel = RingPanel(
+    grid = RingGrid(
         models=(str(tiny),), tasks=("probe-needle", "probe-scattered:keys=8,questions=3"), contexts=(512,),
         specs=tuple(entrants(specs, specs[:1])), budgets=(4,), n=2, part=part,
     )  # fmt: skip
     with Store(tmp_path / "results.db") as store:
-        found = ring.answers(panel, store, specs[:1])
+        found = ring.answers(grid, store, specs[:1])
         wanted = {"choose": {0, 2}, "final": {1, 3}}[part]
         assert {r.cell.number for r in store.rows()} == wanted  # the other part was not even run
-        other = dataclasses.replace(panel, part="final" if part == "choose" else "choose")
+        other = dataclasses.replace(grid, part="final" if part == "choose" else "choose")
         ring.answers(other, store, specs[:1])
-        again = ring.answers(panel, store, specs[:1])
+        again = ring.answers(grid, store, specs[:1])
     assert [g.rows for g in again.groups] == [g.rows for g in found.groups]
     assert len(found.groups) == 2
     for g, listed in zip(found.groups, found.duels, strict=True):

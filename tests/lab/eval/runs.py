@@ -1,4 +1,4 @@
-"""Small panels, and results as tests compare them."""
+"""Small grids, and results as tests compare them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.grid import Grid
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 
 COMMAND = [sys.executable, "-c", "import sys; from closecall import cli; sys.exit(cli.main())", "eval"]
 POLICIES = ("dense", "topk", "router", "router/random", "router/last", "router/matched")
 
 
-def panel_of(tiny: Path, **changes: Any) -> Panel:
+def grid_of(tiny: Path, **changes: Any) -> Grid:
     plain: dict[str, Any] = {
         "models": (str(tiny),),
         "tasks": ("probe-needle", "probe-scattered:keys=8,questions=3"),
@@ -24,11 +25,11 @@ def panel_of(tiny: Path, **changes: Any) -> Panel:
         "budgets": (5,),
         "n": 2,
     }
-    return Panel(**(plain | changes))
+    return Grid(**(plain | changes))
 
 
 def options(tiny: Path, store: Path, *more: str) -> list[str]:
-    """What `panel_of` says, for the command line."""
+    """What `grid_of` says, for the command line."""
     policies = ",".join(f"{name}:tile_factor=1" if name != "dense" else name for name in POLICIES)
     tasks = "probe-needle,probe-scattered:keys=8,questions=3"
     given = ["--model", str(tiny), "--tasks", tasks, "--contexts", "512,1000", "--policies", policies, "--budgets", "5"]

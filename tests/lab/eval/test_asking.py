@@ -17,9 +17,10 @@ from closecall_lab import tasks
 from closecall_lab.eval import subject as subjects
 from closecall_lab.eval.asking import fork
 from closecall_lab.eval.executors import Worker
+from closecall_lab.eval.grid import Job
 from closecall_lab.eval.matched import TOLERANCE, Applied
 from closecall_lab.eval.measure import measure
-from closecall_lab.eval.panel import Job, Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.subject import Subject
 from closecall_lab.tasks import Example, Question
 from closecall_lab.tasks.example import encode_ask, encode_example

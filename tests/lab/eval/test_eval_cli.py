@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import options, panel_of, results
+from runs import grid_of, options, results
 from test_store import run_of
 
 from closecall import cli
 from closecall_lab.eval import executors, progress, runner, store
 from closecall_lab.eval.cli import read
 from closecall_lab.eval.executors import Job, Result
-from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.grid import Grid
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 
 
-def test_a_panel_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "results.db", tmp_path / "results.json"
     given = ["--model", str(tiny), "--tasks", "probe-needle", "--contexts", "1k", "--budgets", "5", "--n", "2"]
     given += ["--policies", "dense,topk:tile_factor=1,router:tile_factor=1,q=0.3", "--controls", "--store", str(path)]
@@ -121,10 +122,10 @@ class Screen(io.StringIO):
 
 
 def shown(out: io.StringIO, seconds: dict[int, float]) -> progress.Progress:
-    panel = Panel(("m",), ("niah-single",), (1000, 2000), (Spec("dense"), Spec("topk")), (8,), 5)
-    bar = progress.Progress(panel, "tiny", out=out)
+    grid = Grid(("m",), ("niah-single",), (1000, 2000), (Spec("dense"), Spec("topk")), (8,), 5)
+    bar = progress.Progress(grid, "tiny", out=out)
     for context, wall in seconds.items():
-        for spec, budget in panel.variants:
+        for spec, budget in grid.variants:
             run = run_of(wall=wall, answers=[{"correct": spec.preset == "dense"}])
             bar.add(Result(Job("t", context, 0, 0, ()), spec, budget, "key", run))
     return bar
@@ -139,8 +140,8 @@ def test_progress_tells_accuracy_and_time_left() -> None:
 
 
 def test_progress_with_documents_of_their_own_lengths() -> None:
-    panel = Panel(("m",), ("niah-single", "lm-eval:arc_easy"), (1000, 2000), (Spec("dense"),), (8,), 5)
-    bar = progress.Progress(panel, "tiny", out=io.StringIO())
+    grid = Grid(("m",), ("niah-single", "lm-eval:arc_easy"), (1000, 2000), (Spec("dense"),), (8,), 5)
+    bar = progress.Progress(grid, "tiny", out=io.StringIO())
     assert bar.total == 15
     for context, wall in ((0, 7.0), (1000, 2.0)):
         run = run_of(wall=wall, answers=[{"correct": True}])
@@ -188,7 +189,7 @@ def test_interrupted_while_workers_start_it_says_how_to_go_on(tiny: Path, tmp_pa
     monkeypatch.setattr(executors, "start", stopped)
     said: list[str] = []
     with Store(tmp_path / "a.db") as opened, pytest.raises(KeyboardInterrupt):
-        runner.run(panel_of(tiny), opened, jobs=2, say=said.append)
+        runner.run(grid_of(tiny), opened, jobs=2, say=said.append)
     assert said == [f"interrupted; finished runs are in {tmp_path / 'a.db'}: the same command goes on from there"]
 
 

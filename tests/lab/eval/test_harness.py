@@ -1,4 +1,4 @@
-"""lm-eval's tasks in a panel, offline: the same documents under every policy, the same store, the same tables."""
+"""lm-eval's tasks in a grid, offline: the same documents under every policy, the same store, the same tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from runs import results
 import closecall
 from closecall import cli
 from closecall_lab.eval import harness, lm_eval, runner
+from closecall_lab.eval.grid import Grid
 from closecall_lab.eval.harness import Harness, LmEval
 from closecall_lab.eval.matched import Applied
-from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.eval.subject import Subject
 from closecall_lab.probes import text, words
@@ -208,9 +209,9 @@ def test_the_command(
 
 def test_a_router_has_its_matched_control(model: Path, include: Path, tmp_path: Path) -> None:
     specs = tuple(Spec.parse(p) for p in (POLICIES[2], POLICIES[2].replace("router", "router/matched")))
-    panel = Panel((str(model),), (str(task_of("choose", include)),), (512,), specs, (BUDGET,), 2)
+    grid = Grid((str(model),), (str(task_of("choose", include)),), (512,), specs, (BUDGET,), 2)
     with Store(tmp_path / "results.db") as store:
-        runner.run(panel, store, say=lambda _: None)
+        runner.run(grid, store, say=lambda _: None)
         spent = {(r.cell.policy, r.cell.number): r.run.effective_budget for r in store.rows()}
     assert len(spent) == 4
     for number in range(2):
@@ -239,7 +240,7 @@ def test_unknown_tasks_are_found_before_a_model_is_loaded(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(lm_eval, "find", nothing)
     with pytest.raises(ValueError, match="unknown lm-eval task 'arc_eas' in mine"):
-        Panel(("no/such/model",), ("lm-eval:arc_eas,include=mine",), (512,), (Spec("dense"),), (5,), 1)
+        Grid(("no/such/model",), ("lm-eval:arc_eas,include=mine",), (512,), (Spec("dense"),), (5,), 1)
 
 
 def test_what_cannot_be_run(subject: Subject, include: Path) -> None:

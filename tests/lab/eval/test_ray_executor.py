@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import panel_of, results
+from runs import grid_of, results
 
 from closecall_lab.eval import executors, runner
 from closecall_lab.eval.store import Store
@@ -30,13 +30,13 @@ def cluster() -> Iterator[None]:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own files and sockets
 def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path: Path) -> None:
-    panel = panel_of(tiny)
+    grid = grid_of(tiny)
     with Store(tmp_path / "local.db") as store:
-        runner.run(panel, store)
+        runner.run(grid, store)
     expected = results(tmp_path / "local.db")
 
     with Store(tmp_path / "ray.db") as store:
-        runner.run(panel, store, executor="ray", jobs=2)
+        runner.run(grid, store, executor="ray", jobs=2)
     assert results(tmp_path / "ray.db") == expected
 
     workers = executors.Ray(str(tiny), jobs=2)
@@ -52,7 +52,7 @@ def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path:
 
     workers.run = kill_one_on_the_way  # type: ignore[method-assign]
     with Store(tmp_path / "killed.db") as store:
-        runner.run_model(panel, store, workers, jobs=2)
+        runner.run_model(grid, store, workers, jobs=2)
         assert store.connection.execute("SELECT count(*) FROM runs").fetchone() == (len(expected),)
     assert results(tmp_path / "killed.db") == expected
     after = workers.pids()
@@ -67,4 +67,4 @@ def test_errors_in_workers_are_told_as_they_are(tiny: Path, tmp_path: Path) -> N
     with pytest.raises(OSError, match="no such directory"):
         executors.Ray(str(tmp_path / "nothing"), jobs=1)
     with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
-        runner.run(panel_of(tiny, contexts=(16,)), store, executor="ray", jobs=1)
+        runner.run(grid_of(tiny, contexts=(16,)), store, executor="ray", jobs=1)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import COMMAND, command, options, panel_of, results
+from runs import COMMAND, command, grid_of, options, results
 
 from closecall_lab.eval import executors, kinds, runner
+from closecall_lab.eval.grid import Grid
 from closecall_lab.eval.matched import TOLERANCE
-from closecall_lab.eval.panel import Panel, Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 
 CELLS = 2 * 2 * 2 * 6
@@ -24,10 +25,10 @@ CELLS = 2 * 2 * 2 * 6
 
 @pytest.fixture(scope="module")
 def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The panel, run without a break in this process."""
+    """The grid, run without a break in this process."""
     path = tmp_path_factory.mktemp("whole") / "results.db"
     with Store(path) as store:
-        runner.run(panel_of(tiny), store)
+        runner.run(grid_of(tiny), store)
     return path
 
 
@@ -62,11 +63,11 @@ def test_the_same_command_again_measures_nothing(whole: Path, tiny: Path, monkey
     before = results(whole)
     forbid(monkeypatch)
     with Store(whole) as store:
-        runner.run(panel_of(tiny), store)
+        runner.run(grid_of(tiny), store)
     assert results(whole) == before
 
 
-def test_a_larger_panel_measures_only_what_is_new(
+def test_a_larger_grid_measures_only_what_is_new(
     whole: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "grown.db"
@@ -80,7 +81,7 @@ def test_a_larger_panel_measures_only_what_is_new(
         return true(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kinds, "measure", count)
-    grown = panel_of(tiny, n=3, specs=(*panel_of(tiny).specs, Spec.parse("quest:tile_factor=1")))
+    grown = grid_of(tiny, n=3, specs=(*grid_of(tiny).specs, Spec.parse("quest:tile_factor=1")))
     with Store(path) as store:
         runner.run(grown, store)
         assert store.count() == 2 * 2 * 3 * 7
@@ -103,7 +104,7 @@ def test_a_stopped_run_is_balanced(tiny: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "results.db") as store:
         workers = Some(str(tiny))
         with pytest.raises(TiredError):
-            runner.run_model(panel_of(tiny), store, workers)
+            runner.run_model(grid_of(tiny), store, workers)
     rows = results(tmp_path / "results.db")
     assert len(rows) == 4 * 6 + 9
     cells = Counter((c.task, c.context, c.policy) for _, c, _ in rows)
@@ -160,17 +161,17 @@ def test_ctrl_c(tiny: Path, tmp_path: Path, jobs: str) -> None:
 def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "two.db"
     with Store(path) as store:
-        runner.run(panel_of(tiny), store, jobs=2)
+        runner.run(grid_of(tiny), store, jobs=2)
     assert results(path) == results(whole)
 
 
 def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "died.db"
-    panel = panel_of(tiny)
+    grid = grid_of(tiny)
     workers = executors.Processes(str(tiny), jobs=2)
 
     def jobs_then_kill() -> Iterator[executors.Job]:
-        for i, job in enumerate(panel.jobs()):
+        for i, job in enumerate(grid.jobs()):
             if i == 3:
                 next(iter(workers.processes.values())).kill()
             yield job
@@ -181,7 +182,7 @@ def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path,
         with pytest.raises(executors.WorkerError, match="a worker process ended with code -9; what is stored is safe"):
             found.extend(take(workers.run(jobs_then_kill()), store, model.fingerprint))
         workers.close()
-        runner.run(panel_of(tiny), store)
+        runner.run(grid_of(tiny), store)
     assert results(path) == results(whole)
 
 
@@ -196,7 +197,7 @@ def take(stream: Iterator[executors.Result], store: Store, model: str) -> Iterat
 
 def test_an_error_in_a_worker_process_is_told_as_it_is(tiny: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
-        runner.run(panel_of(tiny, contexts=(16,)), store, jobs=2)  # no room for a single needle
+        runner.run(grid_of(tiny, contexts=(16,)), store, jobs=2)  # no room for a single needle
 
 
 def test_a_task_with_fewer_examples_than_asked_for(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ def test_a_task_with_fewer_examples_than_asked_for(tiny: Path, tmp_path: Path, m
 
 def test_contexts_longer_than_trained_are_warned_of(tiny: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    one = panel_of(tiny, contexts=(512, 1100), n=1, tasks=("probe-needle",), specs=(Spec("dense"),))
+    one = grid_of(tiny, contexts=(512, 1100), n=1, tasks=("probe-needle",), specs=(Spec("dense"),))
     with Store(tmp_path / "results.db") as store:
         runner.run(one, store, say=said.append)
         rows = list(store.rows(context=1100))
@@ -235,4 +236,4 @@ def test_wrong_executors(tiny: Path) -> None:
 
 def test_unknown_tasks_are_found_before_a_model_is_loaded() -> None:
     with pytest.raises(ValueError, match="did you mean 'probe-needle'"):
-        Panel(("no/such/model",), ("probe-needel",), (512,), (Spec("dense"),), (5,), 1)
+        Grid(("no/such/model",), ("probe-needel",), (512,), (Spec("dense"),), (5,), 1)

@@ -14,7 +14,7 @@ import closecall
 from closecall_lab.eval import statistics, summary
 from closecall_lab.eval.export import COLUMNS, export, flat
 from closecall_lab.eval.matched import matched
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Cell, Run, Store
 
 # Correct answers of two questions in each of four contexts.

@@ -13,7 +13,7 @@ import pytest
 from closecall_lab.bench.profile import pareto
 from closecall_lab.bench.profile.parts import PARTS
 from closecall_lab.bench.profile.policies import read
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.statistics import Estimate
 from closecall_lab.eval.store import Cell, Run, Store
 

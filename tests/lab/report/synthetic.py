@@ -7,7 +7,7 @@ from typing import Any
 
 from closecall import Policy
 from closecall.rules.even import Even
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Cell, Run, Store
 
 LAYERS = 3

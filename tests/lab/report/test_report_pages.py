@@ -10,7 +10,7 @@ import pytest
 from synthetic import add
 
 from closecall.cli import Parser
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import cli, compose, figures, tables
 from closecall_lab.report.gather import Gathered, gather

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synthetic import RIGHT, add
 
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose
 from closecall_lab.report.gather import Gathered, gather

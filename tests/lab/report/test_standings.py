@@ -11,7 +11,7 @@ from synthetic import add
 from test_report_pages import run
 
 from closecall_lab.eval import statistics
-from closecall_lab.eval.panel import Spec
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, tables
 from closecall_lab.report.gather import Gathered, gather, rivals

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...eval.panel import DEFAULT
+from ...eval.spec import DEFAULT
 from ...spine.numbers import TYPES
 from ...spine.options import one_of
 from ..base import Benchmark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...eval.panel import Spec
+from ...eval.spec import Spec
 from ...spine.figure import frame, label, plain
 from ...spine.numbers import size, threads
 from ...spine.results import Facts, Measured

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from closecall.models import catalogue
 from closecall.models.load import own_name
 
-from ...eval.panel import Spec
+from ...eval.spec import Spec
 from ...eval.statistics import Estimate
 from ...eval.store import Store
 from ...eval.summary import Variant

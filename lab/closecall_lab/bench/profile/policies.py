@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from closecall.policy import Policy
 
-from ...eval.panel import Spec, split
+from ...eval.spec import Spec, split
 from ...eval.summary import label
 
 UNATTACHED = "unattached"

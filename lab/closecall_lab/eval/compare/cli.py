@@ -90,8 +90,8 @@ def _add_capture(commands: Commands) -> None:
 
 
 def run_capture(args: argparse.Namespace) -> None:
-    from ..panel import split
     from ..runner import log
+    from ..spec import split
     from ..subject import Subject
     from . import capture
 
@@ -123,8 +123,8 @@ def _index(text: str) -> int:
 def run(args: argparse.Namespace) -> None:
     import closecall
 
-    from ..panel import Spec, split
     from ..runner import log
+    from ..spec import Spec, split
     from ..store import Store
     from . import report, ring
     from .capture import Capture
@@ -139,9 +139,9 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("nothing to do: name --model and --tasks, or --captured")
     policies, against = ([Spec.parse(text) for text in split(x)] for x in (args.policies, args.against))
     specs = ring.entrants(policies, against)
-    panel = _panel(args, specs, asked)
+    grid = _grid(args, specs, asked)
     capture = None if args.captured is None else Capture.open(args.captured)
-    for note in panel.notes if not asked else []:  # else they are said when the panel is run
+    for note in grid.notes if not asked else []:  # else they are said when the grid is run
         log(f"warning: {note}")
     settings: dict[str, Any] = {
         "closecall": closecall.__version__,
@@ -156,17 +156,17 @@ def run(args: argparse.Namespace) -> None:
         settings |= {"model": args.models, "tasks": args.tasks, "contexts": args.contexts, "n": args.n}
         settings |= {"seed": args.seed}
         with Store(args.store) as store:
-            answers = ring.answers(panel, store, against, jobs=count("--jobs")(args.jobs))
+            answers = ring.answers(grid, store, against, jobs=count("--jobs")(args.jobs))
         tables += report.answer_tables(answers, args.split)
     layers = []
     if capture is not None:
         settings |= {"captured": f"{args.captured} of {capture.manifest['model']}"}
         with Findings(args.captured / "quality.jsonl") as findings:
-            rows = judge_all(capture, panel.variants, part=args.split, findings=findings, say=log)
+            rows = judge_all(capture, grid.variants, part=args.split, findings=findings, say=log)
         captured = ring.Captured(rows, [str(s) for s in against])
         tables += report.captured_tables(captured, f"Captured layers of {capture.manifest['model']}, {args.split} part")
         layers = report.layer_tables(captured)
-    costs = _costs(args, panel, capture)
+    costs = _costs(args, grid, capture)
     if costs[0]:
         tables.append(report.cost_table(*costs))
     for table in [*tables, *(layers if args.by_layer else [])]:
@@ -187,15 +187,15 @@ def _draw(directory: Path, answers: Any) -> list[str]:
     return ["compare.png"]
 
 
-def _panel(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
-    """The panel that the options describe; without a model, only its policies and budgets are used."""
-    from ..panel import split
-    from .ring import RingPanel
+def _grid(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
+    """The grid that the options describe; without a model, only its policies and budgets are used."""
+    from ..spec import split
+    from .ring import RingGrid
 
     for option, given in (("--model", args.models), ("--tasks", args.tasks)) if asked else ():
         if not given:
             raise ValueError(f"{option} is missing: name at least one")
-    return RingPanel(
+    return RingGrid(
         models=tuple(split(args.models)) or ("none",),
         tasks=tuple(split(args.tasks)) or ("niah-single",),
         contexts=counts("--contexts", args.contexts),
@@ -208,7 +208,7 @@ def _panel(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
     )
 
 
-def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any], str]:
+def _costs(args: argparse.Namespace, grid: Any, capture: Any) -> tuple[list[Any], str]:
     """Timed on a captured layer where there is one, else on standard normal numbers at the longest context."""
     import torch
 
@@ -228,12 +228,12 @@ def _costs(args: argparse.Namespace, panel: Any, capture: Any) -> tuple[list[Any
         where = f"layer {number} of a captured prompt of {prompt.tokens} tokens, {with_threads}"
     else:
         heads, kv_heads, dim = TIMED
-        tokens = max(panel.contexts)
+        tokens = max(grid.contexts)
         q, k, _ = qkv(heads, kv_heads, tokens, tokens, dim, "fp32")
         scale = dim**-0.5
         where = f"{tokens} normal tokens, {heads} query and {kv_heads} key heads of {dim}, fp32, {with_threads}"
     variants = []
-    for spec, budget in panel.variants:
+    for spec, budget in grid.variants:
         if spec.policy(budget).rule.made_for() is None:
             variants.append((spec, budget))
         else:

@@ -14,7 +14,7 @@ from closecall.policy import Policy, policy
 from closecall.rules.topk import TopK
 
 from ...spine.timing import Contender, interleave
-from ..panel import Spec
+from ..spec import Spec
 
 QUEST = "quest"
 

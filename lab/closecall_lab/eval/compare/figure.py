@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...spine.figure import LEFT, frame, plain, row, widen
 from ...spine.style import INK, looks
-from ..panel import Spec
+from ..spec import Spec
 from .ring import Tally
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from closecall.api import attend, attention, select
 from closecall.policy import Policy
 
 from ..matched import matched
-from ..panel import Spec
+from ..spec import Spec
 from ..store import SEMANTICS
 from .capture import FORMAT, Asked, Capture, CapturedLayer, Prompt
 from .parts import belongs

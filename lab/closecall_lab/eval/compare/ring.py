@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from .. import runner, statistics, summary
+from ..grid import Grid, Job
 from ..matched import TOLERANCE
-from ..panel import Job, Panel, Spec
+from ..spec import Spec
 from ..statistics import Comparison, Estimate
 from ..store import Store
 from ..summary import Group, Variant
@@ -26,8 +27,8 @@ LEVEL = 0.05  # Holm-corrected: below it a difference is called one
 
 
 @dataclass(frozen=True)
-class RingPanel(Panel):
-    """A panel on one part of the examples: `n` of them, those with the part's numbers."""
+class RingGrid(Grid):
+    """A grid on one part of the examples: `n` of them, those with the part's numbers."""
 
     part: str = "choose"
 
@@ -133,7 +134,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a panel's policies answered, task by task and context by context, on one part of the examples."""
+    """What a grid's policies answered, task by task and context by context, on one part of the examples."""
 
     groups: list[Group]
     names: dict[str, str]  # of models, by fingerprint
@@ -177,17 +178,17 @@ class Answers:
         return duels(self.groups, self.against)
 
 
-def answers(panel: RingPanel, store: Store, against: Sequence[Spec], *, jobs: int = 1) -> Answers:
-    """Runs what the store does not have yet, and reads the panel's part of it."""
-    models = runner.run(panel, store, jobs=jobs)
-    wanted = {(str(spec), budget) for spec, budget in panel.variants}
-    last = numbers(panel.part, panel.n)[-1]
+def answers(grid: RingGrid, store: Store, against: Sequence[Spec], *, jobs: int = 1) -> Answers:
+    """Runs what the store does not have yet, and reads the grid's part of it."""
+    models = runner.run(grid, store, jobs=jobs)
+    wanted = {(str(spec), budget) for spec, budget in grid.variants}
+    last = numbers(grid.part, grid.n)[-1]
     found: list[Group] = []
     for model in models:
-        for task, context in panel.places:
-            where = {"model": model, "task": task, "context": context, "seed": panel.seed}
+        for task, context in grid.places:
+            where = {"model": model, "task": task, "context": context, "seed": grid.seed}
             groups = summary.groups(store, variants=wanted, n=last + 1, **where)
-            found += [_part_of(group, panel.part) for group in groups]
+            found += [_part_of(group, grid.part) for group in groups]
     names = {fingerprint: str(facts["name"]) for fingerprint, facts in store.models().items()}
     return Answers([g for g in found if g.rows], names, [str(s) for s in against])
 

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,6 @@ from closecall.rules.router import Router
 from closecall.rules.topk import TopK
 from closecall.triggers.base import TRIGGERS
 from closecall.triggers.quantile import Quantile
-
-from .kinds import parse
-from .store import Kept
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
@@ -151,7 +147,7 @@ class Spec:
         one draw whether the tile with the question is among them.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are in the panel's notes
+            warnings.simplefilter("ignore")  # they are in the grid's notes
             return self._made(budget, number)
 
     def _made(self, budget: int, number: int = 0) -> Policy:
@@ -188,7 +184,7 @@ def _read(path: str) -> Policy:
         raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the budget in the file: the panel's is what counts
+            warnings.simplefilter("ignore")  # of the budget in the file: the grid's is what counts
             return Policy.load(path)
     except FileNotFoundError as error:
         raise ValueError(str(error)) from error
@@ -231,7 +227,7 @@ def _with_budget(rule: Rule, budget: int) -> Rule:
 
 
 def _some_budget(tile_factor: Any) -> int:
-    """A budget that suits this factor, where one does: the panel's own are looked at later."""
+    """A budget that suits this factor, where one does: the grid's own are looked at later."""
     usable = is_number(tile_factor) and math.isfinite(tile_factor)
     return 33 * (Fraction(str(tile_factor)).limit_denominator(1000).denominator if usable else 1)
 
@@ -254,81 +250,3 @@ def with_controls(specs: list[Spec]) -> list[Spec]:
         found.append(spec)
         found += [replace(spec, control=c) for c in spec.controls]
     return list(dict.fromkeys(found))
-
-
-@dataclass(frozen=True)
-class Panel:
-    """All that one `closecall eval` runs. Every policy sees the same examples."""
-
-    models: tuple[str, ...]
-    tasks: tuple[str, ...]
-    contexts: tuple[int, ...]
-    specs: tuple[Spec, ...]
-    budgets: tuple[int, ...]
-    n: int
-    seed: int = 0
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        # Every task by the name that it writes itself. Unknown ones are found before a model is loaded.
-        kinds = [parse(task) for task in self.tasks]
-        for kind in kinds:
-            kind.check()
-        object.__setattr__(self, "tasks", tuple(dict.fromkeys(map(str, kinds))))
-        for name in ("models", "tasks", "contexts", "specs", "budgets"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty: name at least one")
-        for name, least in (("n", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        for context in self.contexts:
-            if context < 1:
-                raise ValueError(f"a context is a number of tokens, at least 1, got {context!r}")
-        for spec, budget in self.variants:
-            made = spec.policy(budget)
-            kept = made.rule.tile_budget
-            if kept is not None and kept <= made.most_forced:
-                raise ValueError(
-                    f"{spec} at budget {budget} keeps {kept} blocks a tile, not more than the "
-                    f"{made.most_forced} it can be forced to keep: use a larger budget"
-                )
-
-    @cached_property
-    def variants(self) -> list[tuple[Spec, int]]:
-        """Every policy at every budget, routers before their matched controls, and dense once, with budget 0."""
-        listed = [(spec, budget) for spec in self.specs for budget in (self.budgets if spec.has_budget else (0,))]
-        listed += [(spec.base, budget) for spec, budget in listed if spec.control == "matched"]
-        return sorted(dict.fromkeys(listed), key=lambda v: v[0].control == "matched")
-
-    @property
-    def notes(self) -> list[str]:
-        found = (note for spec, budget in self.variants if spec.has_budget for note in spec.notes(budget))
-        return list(dict.fromkeys(found))
-
-    @cached_property
-    def places(self) -> list[tuple[str, int]]:
-        """Every task at every context; those whose examples have their own lengths once, at 0."""
-        own = [task for task in self.tasks if parse(task).own_lengths]
-        ours = [(task, context) for context in self.contexts for task in self.tasks if task not in own]
-        return ours + [(task, 0) for task in own]
-
-    def jobs(self) -> list[Job]:
-        """Example by example, so that a run stopped anywhere has every cell filled about equally."""
-        return [
-            Job(task, context, self.seed, number, tuple(self.variants))
-            for number in range(self.n)
-            for task, context in self.places
-        ]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One example of one model under all policies. `known` are the runs there are, so that only others are made."""
-
-    task: str
-    context: int
-    seed: int
-    number: int
-    variants: tuple[tuple[Spec, int], ...]
-    known: dict[str, Kept] = field(default_factory=dict, hash=False)

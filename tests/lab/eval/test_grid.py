@@ -1,4 +1,4 @@
-"""What a panel is made of, and what its names mean."""
+"""What a grid is made of, and what its names mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from closecall.rules.certified import Certified
 from closecall.rules.router import Router
 from closecall.triggers.calibrated import Calibrated
 from closecall_lab.eval import runner, summary
-from closecall_lab.eval.panel import DEFAULT, Panel, Spec, split, with_controls
+from closecall_lab.eval.grid import Grid
+from closecall_lab.eval.spec import DEFAULT, Spec, split, with_controls
 from closecall_lab.eval.store import Store
 from closecall_lab.report.gather import gather
 
@@ -99,31 +100,31 @@ def test_every_router_gets_its_controls() -> None:
 
 
 def test_dense_runs_once_and_routers_before_their_matched_controls() -> None:
-    panel = Panel(**PLAIN | {"specs": (Spec("router", "matched"), Spec("dense"), Spec("topk")), "budgets": (8, 16)})
-    assert [(str(s), b) for s, b in panel.variants] == [
+    grid = Grid(**PLAIN | {"specs": (Spec("router", "matched"), Spec("dense"), Spec("topk")), "budgets": (8, 16)})
+    assert [(str(s), b) for s, b in grid.variants] == [
         ("dense", 0), ("topk", 8), ("topk", 16), ("router", 8), ("router", 16), ("router/matched", 8),
         ("router/matched", 16),
     ]  # fmt: skip
 
 
 def test_work_goes_example_by_example() -> None:
-    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("niah-single", "probe-needle"), "n": 3})
-    assert [(j.number, j.context, j.task) for j in panel.jobs()] == [
+    grid = Grid(**PLAIN | {"contexts": (1024, 2048), "tasks": ("niah-single", "probe-needle"), "n": 3})
+    assert [(j.number, j.context, j.task) for j in grid.jobs()] == [
         (n, c, t) for n in range(3) for c in (1024, 2048) for t in ("niah-single", "probe-needle")
     ]
 
 
 def test_tasks_of_lm_eval_have_no_contexts() -> None:
-    panel = Panel(**PLAIN | {"contexts": (1024, 2048), "tasks": ("lm-eval:arc_easy", "niah-single"), "n": 2})
-    assert panel.places == [("niah-single", 1024), ("niah-single", 2048), ("lm-eval:arc_easy", 0)]
-    listed = [(job.number, job.task, job.context) for job in panel.jobs()]
-    assert listed == [(n, *place) for n in range(2) for place in panel.places]
+    grid = Grid(**PLAIN | {"contexts": (1024, 2048), "tasks": ("lm-eval:arc_easy", "niah-single"), "n": 2})
+    assert grid.places == [("niah-single", 1024), ("niah-single", 2048), ("lm-eval:arc_easy", 0)]
+    listed = [(job.number, job.task, job.context) for job in grid.jobs()]
+    assert listed == [(n, *place) for n in range(2) for place in grid.places]
 
 
 def test_a_budget_that_decides_nothing_is_noted() -> None:
-    panel = Panel(**PLAIN | {"budgets": (2, 8)})
-    assert len(panel.notes) == 1
-    assert "tile budget 4 can leave one free block" in panel.notes[0]
+    grid = Grid(**PLAIN | {"budgets": (2, 8)})
+    assert len(grid.notes) == 1
+    assert "tile budget 4 can leave one free block" in grid.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +139,9 @@ def test_a_budget_that_decides_nothing_is_noted() -> None:
         ({"budgets": (1,)}, "router at budget 1 keeps 2 blocks a tile, not more than the 3 it can be forced to keep"),
     ],
 )
-def test_wrong_panels(change: dict[str, Any], message: str) -> None:
+def test_wrong_grids(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(Panel(**PLAIN), **change)
+        dataclasses.replace(Grid(**PLAIN), **change)
 
 
 # -- policies from files -----------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def calibrated(**overrides: Any) -> closecall.Policy:
 
 
 def test_a_policy_from_a_file(tmp_path: Path) -> None:
-    """All of it, but for the budget, which is the panel's."""
+    """All of it, but for the budget, which is the grid's."""
     made = calibrated(tile_factor=1, rho=3)
     spec = Spec.parse(saved(tmp_path / "my policy,1.json", made))
     assert spec.policy(9) == made.replace(rule=dataclasses.replace(made.rule, budget=9))  # type: ignore[call-arg]
@@ -196,7 +197,7 @@ def test_the_name_alone_is_read_but_makes_no_policy(tmp_path: Path) -> None:
     assert again.tile_budget(9) == 9
     assert again.notes(2) == []
     with pytest.raises(ValueError, match="is the name of a policy from a file: give the file itself, as file:PATH"):
-        Panel(**PLAIN | {"specs": (again,)})
+        Grid(**PLAIN | {"specs": (again,)})
 
 
 def test_a_rule_inside_a_rule_gets_the_budget_too(tmp_path: Path) -> None:
@@ -209,8 +210,8 @@ def test_a_rule_inside_a_rule_gets_the_budget_too(tmp_path: Path) -> None:
 def test_without_a_budget_in_its_rule_it_runs_once(tmp_path: Path) -> None:
     made = closecall.policy("quest").replace(rule=Certified(eps=0.2, max_budget=12))
     spec = Spec.parse(saved(tmp_path / "a.json", made))
-    panel = Panel(**PLAIN | {"specs": (spec, Spec("topk")), "budgets": (8, 16)})
-    assert [(str(s), b) for s, b in panel.variants] == [(str(spec), 0), ("topk", 8), ("topk", 16)]
+    grid = Grid(**PLAIN | {"specs": (spec, Spec("topk")), "budgets": (8, 16)})
+    assert [(str(s), b) for s, b in grid.variants] == [(str(spec), 0), ("topk", 8), ("topk", 16)]
     assert spec.policy(0) == made
     assert Spec.parse(str(spec)).tile_budget(8) is None
 
@@ -234,9 +235,9 @@ def test_a_budget_that_decides_nothing_is_noted_of_a_file_too(tmp_path: Path) ->
     spec = Spec.parse(saved(tmp_path / "a.json", closecall.policy("router")))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        panel = Panel(**PLAIN | {"specs": (spec,), "budgets": (2, 8)})
-    assert len(panel.notes) == 1
-    assert "tile budget 4 can leave one free block" in panel.notes[0]
+        grid = Grid(**PLAIN | {"specs": (spec,), "budgets": (2, 8)})
+    assert len(grid.notes) == 1
+    assert "tile budget 4 can leave one free block" in grid.notes[0]
 
 
 BAD_FILES = {
@@ -273,15 +274,15 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
             Spec.parse(f"file:{given}")
 
 
-def test_a_panel_with_a_file(tiny: Path, tmp_path: Path) -> None:
+def test_a_grid_with_a_file(tiny: Path, tmp_path: Path) -> None:
     """It runs, its control follows it, and the report knows it after the file has gone."""
     given = saved(tmp_path / "fitted.json", calibrated(tile_factor=1))
     specs = with_controls([Spec.parse(t) for t in ("dense", "quest:tile_factor=1", given)])
-    panel = Panel(
+    grid = Grid(
         models=(str(tiny),), tasks=("probe-needle",), contexts=(1000,), specs=tuple(specs), budgets=(5,), n=2
     )  # fmt: skip
     with Store(tmp_path / "results.db") as store:
-        runner.run(panel, store, say=lambda _: None)
+        runner.run(grid, store, say=lambda _: None)
         name, matched = str(specs[2]), str(specs[3])
         runs = {row.cell.policy: row.run for row in store.rows() if row.cell.number == 1}
         assert closecall.Policy.from_json(runs[name].policy) == calibrated(tile_factor=1, budget=5)
