@@ -95,13 +95,8 @@ class PlannedCall:
         source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
         decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=self.all_heads, source=source))
         width = policy.rule.limit(geometry.n_blocks)
-        return Selection.made(
-            kv_idx=self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
-            counts=decision.counts.to(torch.int32).contiguous(),
-            margin=decision.margin,
-            triggered=decision.triggered,
-            geometry=geometry,
-        )
+        kv_idx = self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
+        return Selection.of_groups(kv_idx, decision, geometry, self.q.shape[1])
 
     def run(self, v: Tensor, softcap: float = 0.0) -> Result:
         """Selects, then attends over the kept blocks."""

@@ -163,13 +163,8 @@ def _select(
     decision = policy.rule.decide(ranked)
     width = policy.rule.limit(geometry.n_blocks)
     chosen = backends.load("cpu" if native else "reference")
-    return Selection.made(
-        kv_idx=chosen.gather_kept(ranked, decision.counts, geometry, policy.sinks, width),
-        counts=decision.counts.to(torch.int32).contiguous(),
-        margin=decision.margin,
-        triggered=decision.triggered,
-        geometry=geometry,
-    )
+    kv_idx = chosen.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
+    return Selection.of_groups(kv_idx, decision, geometry, q.shape[1])
 
 
 def select(

@@ -38,7 +38,8 @@ GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "sof
 
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
-OWN = (*GRID, "sinks", "aggregate", "pool", "scorer")
+OWN = (*GRID, "sinks", "aggregate", "pool", "share", "scorer")
+SHARES = ("head", "group")
 FILE = "file:"  # in front of the path of a saved policy
 
 
@@ -48,6 +49,9 @@ class Policy:
 
     pool: rows per mean. Runs of `pool` rows of a tile are averaged, and the means are scored instead of the rows: at
     1 M tokens scoring every row would cost as much as attending to the blocks it finds. 1 scores every row.
+
+    share: who decides together. `"head"`: every query head keeps its own blocks. `"group"`: the query heads that read
+    one KV head keep the same blocks, those that any of them wants most; kernels then load keys and values once for all.
     """
 
     scorer: Scorer | None
@@ -57,6 +61,7 @@ class Policy:
     sinks: int = 1
     aggregate: str = "max"
     pool: int = 1
+    share: str = "head"
 
     def __post_init__(self) -> None:
         for field, least in (("block", 1), ("tile", 1), ("sinks", 0), ("pool", 1)):
@@ -67,6 +72,8 @@ class Policy:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
         if self.aggregate not in REDUCTIONS:
             raise unknown("aggregate", self.aggregate, REDUCTIONS)
+        if self.share not in SHARES:
+            raise unknown("share", self.share, SHARES)
         if not isinstance(self.rule, Rule):
             raise TypeError(f"rule must be a Rule, such as closecall.RULES['topk'](budget=8), got {self.rule!r}")
         if self.scorer is None and self.rule.needs_scores:
@@ -116,8 +123,10 @@ class Policy:
 
     def to_json(self) -> str:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        if self.pool == 1:  # as before there was a pool, so that what was stored under a policy's JSON is still found
-            del data["pool"]
+        # As before there were these fields, so that what was stored under a policy's JSON is still found.
+        for later, usual in (("pool", 1), ("share", "head")):
+            if data[later] == usual:
+                del data[later]
         parts = {k: v.to_dict() if isinstance(v, Component) else v for k, v in data.items()}
         return json.dumps({"closecall_policy": JSON_VERSION} | parts)
 
@@ -177,7 +186,8 @@ class Policy:
             return f"{self.name}: {self.rule.describe()}"
         rows = f"means of {self.pool} rows of " if self.pool > 1 else ""
         return (
-            f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {rows}{self.tile}-row tiles; "
+            f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {rows}{self.tile}-row tiles"
+            f"{' and the heads of a KV head' if self.share == 'group' else ''}; "
             f"{self.rule.describe()}; blocks of {self.block} keys, {self.sinks} sink"
         )
 
@@ -283,10 +293,11 @@ def policy(name: str, **overrides: Any) -> Policy:
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
     called `RULE-on-SCORER`, such as `topk-on-box`.
-    Overrides are the policy's own fields (`block=64, tile=64, sinks=1, aggregate="max", pool=1`), another `scorer=`,
-    and the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of top-k and all that is built on it,
-    `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`, `c=` of the scorer `box`. One that the
-    policy has no use for is an error; a sweep of one set over several policies passes on what `accepted` leaves.
+    Overrides are the policy's own fields (`block=64, tile=64, sinks=1, aggregate="max", pool=1, share="head"`), another
+    `scorer=`, and the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of top-k and all that is
+    built on it, `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`, `c=` of the scorer `box`.
+    One that the policy has no use for is an error; a sweep of one set over several policies passes on what `accepted`
+    leaves.
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66

@@ -11,7 +11,8 @@ from torch import Tensor
 from .geometry import Geometry
 
 # From this process's margins [B, H, T] (or how much a pooled rule wants each block, [B, H, T, W]) to those of all heads
-# of the layer, and which of them are its own: where heads are spread over tensor-parallel ranks, rules see them all.
+# of the layer (of its KV heads where these decide, see `Ranked`), and which of them are its own: where heads are spread
+# over tensor-parallel ranks, rules see them all.
 AllHeads = Callable[[Tensor], tuple[Tensor, slice]]
 
 
@@ -33,7 +34,11 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The visible, unforced blocks of every tile, best first; ties go to the lower block index."""
+    """The visible, unforced blocks of every tile, best first; ties go to the lower block index.
+
+    H counts those who decide: the query heads, or under `share="group"` the KV heads, each for the query heads that
+    read it.
+    """
 
     order: Tensor  # int32 [B, H, T, W]: block indices, the sentinel past the end
     scores: Tensor  # float32 [B, H, T, W]: their scores, -inf past the end; a NaN score counts as -inf

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .geometry import Geometry, plan
-from .ranking import Ranked
+from .ranking import Decision, Ranked
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,8 @@ class Selection:
     counts:    int32 `[B, H, T]`, how many blocks are kept; 0 for a tile that does not exist.
     margin:    float32 `[B, H, T]`, how decisive the cut was (Eq. 4); NaN where nothing was cut.
     triggered: bool `[B, H, T]`, the tiles the rule expanded.
+    group:     how many consecutive heads, from the first on, keep the same blocks because they decided together
+               (`share="group"`); 1 where each decided for itself. Kernels read what they share once.
 
     With `cu_seqlens` the tiles of all packed sequences follow each other along T. Block indices always count from the
     first real key of the tile's own sequence.
@@ -31,6 +33,7 @@ class Selection:
     margin: Tensor
     triggered: Tensor
     geometry: Geometry
+    group: int = 1
     _made: tuple[int, int] | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -39,6 +42,19 @@ class Selection:
         selection = cls(**fields)
         object.__setattr__(selection, "_made", selection._versions())
         return selection
+
+    @classmethod
+    def of_groups(cls, kv_idx: Tensor, decision: Decision, geometry: Geometry, heads: int) -> Selection:
+        """The selection of `heads` query heads from what was decided for all heads that share a decision."""
+        group = heads // kv_idx.shape[1]
+        return cls.made(
+            kv_idx=each_head(kv_idx, group),
+            counts=each_head(decision.counts.to(torch.int32), group).contiguous(),
+            margin=each_head(decision.margin, group),
+            triggered=each_head(decision.triggered, group),
+            geometry=geometry,
+            group=group,
+        )
 
     def _versions(self) -> tuple[int, int] | None:
         """How often kv_idx and counts have been written to; None where torch does not count (inference mode)."""
@@ -160,6 +176,28 @@ class Selection:
             raise ValueError(
                 f"selection.kv_idx[{b}, {h}, {t}, {i}:{i + 2}] = {pair} must be ascending and distinct: sort the blocks"
             )
+        self._check_group()
+
+    def _check_group(self) -> None:
+        """Raises unless the heads of a group keep the same blocks."""
+        heads = self.counts.shape[1]
+        if self.group < 1 or heads % self.group:
+            raise ValueError(f"selection.group = {self.group} does not divide its {heads} heads")
+        for name in ("kv_idx", "counts") if self.group > 1 else ():
+            groups = torch.unflatten(getattr(self, name), 1, (-1, self.group))
+            differs = groups != groups[:, :, :1]
+            if bool(differs.any()):
+                b, g, h, t = differs.nonzero()[0, :4].tolist()
+                first = g * self.group
+                raise ValueError(
+                    f"selection.{name} differs between heads {first} and {first + h} at tile {t} of batch row {b}, but "
+                    f"selection.group says that {self.group} heads share theirs: make it with group=1"
+                )
+
+
+def each_head(x: Tensor, group: int) -> Tensor:
+    """`[B, H, ...]` from what `group` heads have in common, `[B, H / group, ...]`."""
+    return x if group == 1 else x.repeat_interleave(group, 1)
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:

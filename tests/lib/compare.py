@@ -77,6 +77,15 @@ def assert_triggers(case: Case, margins: np.ndarray, fired: np.ndarray, exact: b
         assert mean[fired].max() <= mean[expected].max() + 2.0**-48
 
 
+def deciding_scores(
+    case: Case, q: np.ndarray, k: np.ndarray, tile: oracle.Tile, u: float
+) -> list[dict[int, tuple[float, float]]]:
+    """{block: (score, bound)} of everyone who decides: of each head, or of the heads that share, the largest."""
+    given = (case.scorer, case.aggregate, case.used_scale, case.sinks, u)
+    heads = [oracle.block_scores(q, k, tile, h, *given) for h in range(case.heads)]
+    return [oracle.shared_scores(heads[h : h + case.group]) for h in range(0, case.heads, case.group)]
+
+
 def assert_selection(case: Case, q: torch.Tensor, k: torch.Tensor, selection: closecall.Selection) -> None:
     """Block for block where the scores are exact (integers); else up to swaps of blocks that rounding can swap."""
     assert_form(selection, case)
@@ -90,11 +99,10 @@ def assert_selection(case: Case, q: torch.Tensor, k: torch.Tensor, selection: cl
     wide_q, wide_k = oracle.exact(q), oracle.exact(k)
     for tile in plan:
         forced = tile.forced(case.sinks)
+        decided = deciding_scores(case, wide_q, wide_k, tile, u)
         for h in range(case.heads):
             cell = (tile.batch, h, tile.number)
-            scores = oracle.block_scores(
-                wide_q, wide_k, tile, h, case.scorer, case.aggregate, case.used_scale, case.sinks, u
-            )
+            scores = decided[h // case.group]
             n = min(len(tile.visible), case.expanded_budget if fired[cell] else case.tile_budget)
             ranked = oracle.ranking(scores)
             best = ranked[: n - len(forced)]
@@ -119,7 +127,11 @@ def assert_selection(case: Case, q: torch.Tensor, k: torch.Tensor, selection: cl
                 assert abs(margin[cell] - value) <= error + 4 * u
     for sequence in {(t.batch, t.sequence) for t in plan}:
         own = [t.number for t in plan if (t.batch, t.sequence) == sequence]
-        assert_triggers(case, margin[sequence[0]][:, own], fired[sequence[0]][:, own], exact)
+        for x in (margin, fired):
+            shared = x[sequence[0]][:, own].reshape(-1, case.group, len(own))
+            assert ((shared == shared[:, :1]) | (shared != shared)).all()
+        deciding = slice(None, None, case.group)
+        assert_triggers(case, margin[sequence[0]][deciding, own], fired[sequence[0]][deciding, own], exact)
 
 
 def assert_attention(out: torch.Tensor, lse: torch.Tensor, expected: oracle.Expected) -> None:

@@ -86,6 +86,11 @@ class Case:
         return self.overrides.get("aggregate", "max")
 
     @property
+    def group(self) -> int:
+        """How many heads decide together."""
+        return self.heads // self.kv_heads if self.overrides.get("share") == "group" else 1
+
+    @property
     def tile_budget(self) -> int:
         return round(self.overrides.get("budget", 33) * self.overrides.get("tile_factor", 2))
 
@@ -183,6 +188,9 @@ def drawn(
             overrides["threshold"] = r.choice([0.05, 0.3])
         if trigger == "random":
             overrides["seed"] = r.randint(0, 3)
+
+    if random.Random(seed + 1).random() < 0.4:
+        overrides["share"] = "group"
 
     # Lengths: mostly past the budget, and no more tiles than asked for.
     most_rows = max(1, cells // (batch * heads)) * tile

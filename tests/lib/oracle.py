@@ -108,6 +108,11 @@ def block_scores(q, k, tile: Tile, head: int, scorer, aggregate: str, scale: flo
     return found
 
 
+def shared_scores(of_heads: list[dict[int, tuple[float, float]]]) -> dict[int, tuple[float, float]]:
+    """{block: (score, bound)} of heads that decide together: the largest, which is no further off than the worst."""
+    return {b: (max(s[b][0] for s in of_heads), max(s[b][1] for s in of_heads)) for b in of_heads[0]}
+
+
 def ranking(scores: dict[int, tuple[float, float]]) -> list[int]:
     return sorted(scores, key=lambda b: (-scores[b][0], b))
 

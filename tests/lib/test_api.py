@@ -30,7 +30,11 @@ def ranks_of(q: torch.Tensor, k: torch.Tensor, policy: closecall.Policy) -> Any:
         return all_heads
 
     def both(rank: int) -> Any:
-        return lambda x: (torch.cat([margins[0], margins[1]], 1), slice(2 * rank, 2 * rank + 2))
+        def all_heads(x: torch.Tensor) -> tuple[torch.Tensor, slice]:
+            n = x.shape[1]
+            return torch.cat([margins[0], margins[1]], 1), slice(n * rank, n * rank + n)
+
+        return all_heads
 
     halves = [(q[:, 2 * r : 2 * r + 2], k[:, r : r + 1]) for r in (0, 1)]
     for rank, (mine, keys) in enumerate(halves):
@@ -38,10 +42,11 @@ def ranks_of(q: torch.Tensor, k: torch.Tensor, policy: closecall.Policy) -> Any:
     return halves, both
 
 
+@pytest.mark.parametrize("share", ["head", "group"])
 @pytest.mark.parametrize("name", ["router-on-quest", "fill-on-mean"])
-def test_ranks_that_see_each_others_heads_choose_as_one_process_does(name: str) -> None:
+def test_ranks_that_see_each_others_heads_choose_as_one_process_does(name: str, share: str) -> None:
     q, k, v = tensors()
-    policy = closecall.policy(name, **GRID)
+    policy = closecall.policy(name, share=share, **GRID)
     whole = closecall.select(q, k, policy)
     out = closecall.attention(q, k, v, policy)
     halves, both = ranks_of(q, k, policy)

@@ -81,7 +81,7 @@ def contiguous(step: Step, policy: Policy) -> tuple[torch.Tensor, closecall.Sele
     decision = policy.rule.decide(ranked)
     width = policy.rule.limit(g.n_blocks)
     kv_idx = cpu.gather_kept(ranked, decision.counts, g, policy.sinks, width)
-    made = closecall.Selection(kv_idx, decision.counts.to(torch.int32), decision.margin, decision.triggered, g)
+    made = closecall.Selection.of_groups(kv_idx, decision, g, q.shape[1])
     return cpu.attend(q, k, v, made, g, scale)[0][0].transpose(0, 1), made
 
 

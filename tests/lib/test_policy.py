@@ -61,9 +61,9 @@ def test_overrides_arrive() -> None:
 
 EVERYTHING = {
     "budget": 10, "tile_factor": 1, "q": 0.1, "rho": 3, "block": 32, "tile": 128, "sinks": 0, "trigger": "last",
-    "aggregate": "mean", "threshold": 0.1, "seed": 1, "pool": 4,
+    "aggregate": "mean", "threshold": 0.1, "seed": 1, "pool": 4, "share": "group",
 }  # fmt: skip
-GRID, TOPK = {"block", "tile"}, {"budget", "tile_factor", "block", "tile", "sinks", "aggregate", "pool"}
+GRID, TOPK = {"block", "tile"}, {"budget", "tile_factor", "block", "tile", "sinks", "aggregate", "pool", "share"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_typo_lists_near_names_and_what_this_policy_takes() -> None:
         policy("topk", bugdet=3)
     assert str(error.value) == (
         "unknown policy override 'bugdet': did you mean 'budget'? "
-        "topk takes aggregate, block, budget, pool, scorer, sinks, tile, tile_factor"
+        "topk takes aggregate, block, budget, pool, scorer, share, sinks, tile, tile_factor"
     )
 
 

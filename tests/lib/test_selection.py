@@ -12,7 +12,7 @@ import closecall
 import oracle
 from closecall.geometry import plan
 from closecall.policy import accepted
-from compare import assert_selection, kept_of
+from compare import assert_selection, deciding_scores, kept_of
 from drawing import Case, cases, over
 from engines import Engine
 
@@ -46,17 +46,15 @@ def test_rankings_are_what_rules_are_promised(engine: Engine, case: Case) -> Non
     width = policy.rule.limit(geometry.n_blocks)
     assert ranked.order.dtype == torch.int32
     assert ranked.scores.dtype == torch.float32
-    assert ranked.order.shape == ranked.scores.shape == (case.batch, case.heads, geometry.n_tiles, width)
+    deciding = case.heads // case.group
+    assert ranked.order.shape == ranked.scores.shape == (case.batch, deciding, geometry.n_tiles, width)
     order = torch.full(ranked.order.shape, geometry.n_blocks, dtype=torch.int32)
     scores = torch.full(ranked.scores.shape, -torch.inf)
     wide_q, wide_k = oracle.exact(q), oracle.exact(k)
     for t in case.tiles():
         assert int(ranked.visible[t.batch, t.number]) == len(t.visible)
         assert int(ranked.forced[t.batch, t.number]) == len(t.forced(case.sinks))
-        for h in range(case.heads):
-            known = oracle.block_scores(
-                wide_q, wide_k, t, h, case.scorer, case.aggregate, case.used_scale, case.sinks, 0.0
-            )
+        for h, known in enumerate(deciding_scores(case, wide_q, wide_k, t, 0.0)):
             best = oracle.ranking(known)[:width]
             order[t.batch, h, t.number, : len(best)] = torch.tensor(best)
             scores[t.batch, h, t.number, : len(best)] = torch.tensor([known[b][0] for b in best])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from closecall.hf.op import Call
 from closecall.policy import Policy
 from closecall.ranking import Ranked, margins_at
 from closecall.rules.base import Rule
-from closecall.selection import Selection, select_all
+from closecall.selection import Selection, each_head, select_all
 
 from ..theory.loss import row_shares
 from . import codes
@@ -213,10 +214,12 @@ class _Widest(Rule):
 
 
 def rank_all(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
-    """The ranking that the policy's rule was given, but of all blocks it could have been given."""
+    """The ranking that the policy's rule was given, but of all blocks it could have been given, and for every head."""
     wide = copy.copy(policy)
     object.__setattr__(wide, "rule", _Widest(policy.rule))  # not by replace: only rules with a public name pass there
-    return backends.choose("auto", q).rank(q, k, wide, geometry, scale)
+    ranked = backends.choose("auto", q).rank(q, k, wide, geometry, scale)
+    group = q.shape[1] // ranked.order.shape[1]
+    return dataclasses.replace(ranked, order=each_head(ranked.order, group), scores=each_head(ranked.scores, group))
 
 
 def _places(q: Tensor, k: Tensor, kept: Selection, heads: slice, policy: Policy, scale: float) -> tuple[Floats, Floats]:

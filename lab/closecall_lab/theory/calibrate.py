@@ -96,6 +96,8 @@ def calibrate(
     prefill. Then `check` further prompts of each context run under the result.
     """
     rule = router_of(policy)
+    if per_head and policy.share == "group":
+        raise ValueError("share = 'group': the heads of a KV head decide together: calibrate one threshold a layer")
     quantile = policy.replace(rule=dataclasses.replace(rule, trigger=Quantile()))
     margins, resolved = collect(subject, task, contexts, quantile, range(n), seed, log)
     layers = tuple(sorted(next(iter(margins.values()))))

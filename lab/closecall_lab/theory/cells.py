@@ -74,6 +74,8 @@ def router_of(policy: Policy) -> Router:
         raise ValueError(f"{policy.name} never expands a tile: take a router, as router-on-quest")
     if policy.pool > 1:
         raise ValueError(f"pool = {policy.pool}: noise is told from the scores of single rows: diagnose with pool=1")
+    if policy.share == "group":
+        raise ValueError("share = 'group': noise is told from the scores of single heads: diagnose with share='head'")
     return policy.rule
 
 

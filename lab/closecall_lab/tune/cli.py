@@ -60,6 +60,8 @@ def run_tune(args: argparse.Namespace) -> None:
     base = as_policy(args.policy)
     if base.scorer is None:
         raise ValueError(f"policy {base.name!r} ranks nothing, so it has no budgets to tune: use auto or quest")
+    if base.share == "group":
+        raise ValueError("tune fits a budget for each query head, and under share='group' heads share: leave it out")
     n_blocks = -(-context // base.block)
     unset = args.mean is None and args.target_kl is None and args.speedup is None
     goal = Goal(n_blocks / 8 if unset else args.mean, args.target_kl, args.speedup)

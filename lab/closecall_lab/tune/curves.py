@@ -43,8 +43,8 @@ class Sample:
 
 
 def everything(policy: Policy, n_blocks: int) -> Policy:
-    """The policy's scorer with a rule that ranks all blocks."""
-    return policy.replace(rule=TopK(budget=n_blocks, tile_factor=1))
+    """The policy's scorer with a rule that ranks all blocks, for each head by itself."""
+    return policy.replace(rule=TopK(budget=n_blocks, tile_factor=1), share="head")
 
 
 def curves(

@@ -123,7 +123,7 @@ def kernel(policy: Policy, dim: int) -> Kernel | None:
     """The native kernel that ranks blocks by this policy; None where there is none."""
     planes = None if policy.scorer is None else policy.scorer.planes
     reduction = _REDUCTIONS.get((policy.reduction.of, policy.reduction.mean))
-    if planes is None or reduction is None:
+    if planes is None or reduction is None or policy.share == "group":
         return None
     shrink = float(planes.shrink or 0.0)
     if planes.outliers is None:

@@ -29,6 +29,8 @@ def tile_scores(
     Under a row-normalised aggregate the scores are estimated shares of softmax mass in [0, 1], exact for no block but
     the forced ones; over the blocks that a tile sees, those of `mass` add up to 1. Under `softmax` they
     are logs of shares. `every_row` is as in `rank`.
+
+    Under `share="group"` they are `[B, Hkv, T, n_blocks]`: the largest of the scores that the heads of a KV head give.
     """
     assert policy.scorer is not None
     batch, heads, _, _ = q.shape
@@ -49,7 +51,7 @@ def tile_scores(
                 per_tile = _reduced(view, chunk, row_scores, policy)
                 per_tile = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
                 scores[b, heads_here, at, : chunk.seen] = per_tile.masked_fill(_unseen(view, chunk), -torch.inf)
-    return scores
+    return torch.unflatten(scores, 1, (-1, group)).amax(2) if policy.share == "group" else scores
 
 
 def _unseen(view: View, chunk: Chunk) -> Tensor:

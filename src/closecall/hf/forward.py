@@ -14,7 +14,7 @@ from ..backends import reference
 from ..certify.certificate import certify
 from ..policy import Policy
 from ..ranking import AllHeads
-from ..selection import Selection
+from ..selection import Selection, each_head
 from .layers import Layer
 from .masks import from_cu_seqlens, is_segments, mask_function
 from .op import Call, Ran, attention_op, run
@@ -95,6 +95,7 @@ class AttachedLayer:
             scores = None
             if settings.recorder.scores:
                 scores = reference.tile_scores(ran.seen.q, ran.seen.k, self.policy, kept.geometry, scale)
+                scores = each_head(scores, kept.group)
             settings.recorder.write(index, kept, scores)
         if settings.eps is not None:
             tensors = (ran.seen.q, ran.seen.k, ran.seen.v)

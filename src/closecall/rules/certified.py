@@ -34,7 +34,8 @@ class Certified(Rule):
     before `max_budget` certifies at `eps` under `closecall.certify` too. Tiles that reach `max_budget` promise
     nothing. The proof does not know of a softcap: with one, ask `certify`.
 
-    Each head and tile decides for itself. The margin is that of the cut it came to.
+    Each head and tile decides for itself; heads that share their blocks add them until the rows of all are served. The
+    margin is that of the cut it came to.
     """
 
     eps: float = 0.1
@@ -68,9 +69,12 @@ class Certified(Rule):
             free = [t for t in range(tiles.start, tiles.stop) if more[b][t]]
             for shared in range(k.shape[1] if free else 0):
                 keys, longest = summarise_keys(k[b, shared, span], g.block), longest_so_far(k[b, shared, span])
-                heads = slice(shared * group, (shared + 1) * group)
+                each = ranked.order.shape[1] // k.shape[1]  # 1 where the heads of a key head share
+                heads = slice(shared * each, (shared + 1) * each)
                 for t in free:
-                    counts[b, heads, t] += self._needed(source, ranked.order[b, heads, t], keys, longest, b, shared, t)
+                    order = ranked.order[b, heads, t].expand(group, -1)
+                    needed = self._needed(source, order, keys, longest, b, shared, t)
+                    counts[b, heads, t] += needed if each == group else needed.amax()
         return Decision(counts, margins_at(ranked, counts), torch.zeros_like(counts, dtype=torch.bool))
 
     def _needed(

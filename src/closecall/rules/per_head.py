@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checks import is_number
 from ..ranking import Decision, Ranked, margins_at
+from ..registry import Setting
 from .base import RULES, Rule
 
 Budgets = tuple[int, ...]
@@ -70,6 +71,13 @@ class PerHead(Rule):
         """The mean over layers and heads: what uniform top-k would keep for the same cost."""
         listed = [budget for layer in self.budgets for budget in layer]
         return sum(listed) / len(listed)
+
+    def check(self, policy: Setting) -> None:
+        if policy.share == "group":
+            raise ValueError(
+                "rule 'per-head' has a budget for each query head, and under share='group' the heads of a KV head "
+                "share one: use share='head'"
+            )
 
     def for_layer(self, index: int) -> PerHead:
         if index not in self.layers:

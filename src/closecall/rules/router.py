@@ -51,6 +51,11 @@ class Router(TopK):
         return super().parameters() - (set() if self.trigger.takes_share else {"q"})
 
     def check(self, policy: Setting) -> None:
+        if policy.share == "group" and self.trigger.per_head:
+            raise ValueError(
+                f"trigger {self.trigger.name!r} has a threshold for each query head, and under share='group' the heads "
+                "of a KV head decide together: calibrate one threshold a layer, or use share='head'"
+            )
         if self.tile_budget - policy.most_forced <= 1:
             warnings.warn(
                 f"tile budget {self.tile_budget} can leave one free block beside {policy.most_forced} forced ones: "

@@ -54,6 +54,11 @@ class Trigger(Component):
 
     takes_share: ClassVar[bool] = True  # whether the router's q says how many tiles it fires for
 
+    @property
+    def per_head(self) -> bool:
+        """Whether it was fitted head by head."""
+        return False
+
     def fire(self, margin: Tensor, eligible: Tensor, sequence: Tensor, q: float) -> Tensor:
         """bool `[B, H, T]` from margins `[B, H, T]`, eligibility `[B, T]` and sequence ids `[B, T]`."""
         raise must_define(self, "fire(self, margin, eligible, sequence, q)", "bool [B, H, T], the tiles to expand")

@@ -204,7 +204,7 @@ def rank(
             f"pool = {policy.pool}: the triton backend scores every row, and has no kernel for means of rows yet: use "
             "pool=1 with it, or backend='reference'"
         )
-    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS:
+    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS or policy.share == "group":
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
     batch, heads, rows, dim = q.shape
