@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,24 @@ in Python:
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, with the near match for a mistyped command."""
+    """Errors in one line, with the near match for a mistyped command.
 
-    def __init__(self, **options: Any) -> None:
+    `fill` adds a command's options when that command is typed: what they need is not imported for `closecall --help`.
+    """
+
+    def __init__(self, *, fill: Callable[[Parser], None] | None = None, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        self._fill = fill
+
+    def fill(self) -> None:
+        """Adds the options, once."""
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.fill()
+        return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -10,10 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from closecall.backends import cpu
-
 from ..spine.options import count, counts, dtypes, one_of, output_dir, positive, threads
-from . import base, benchmarks
+from . import benchmarks
 
 
 def found() -> dict[str, ModuleType]:
@@ -27,8 +25,12 @@ def add_bench(commands: Any) -> None:
         "bench",
         help="measure speed against torch, with a table and a plot",
         description="Times our kernels and their rivals in turn, in one loop, and reports medians of ratios.",
+        fill=_fill,
     )
     parser.set_defaults(run=lambda _: parser.print_help())
+
+
+def _fill(parser: argparse.ArgumentParser) -> None:
     listed = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK")
     for name, module in found().items():
         _add(listed, name, module)
@@ -64,6 +66,8 @@ def _add(listed: Any, name: str, module: ModuleType) -> None:
     module.options(parser)
 
     def run(args: argparse.Namespace) -> None:
+        from . import base
+
         bench = module.make(args, _read(args, quick if args.quick else full))
         base.run(bench, output_dir("--out", args.out), fresh=args.fresh)
 
@@ -73,6 +77,8 @@ def _add(listed: Any, name: str, module: ModuleType) -> None:
 def _read(args: argparse.Namespace, defaults: dict[str, Any]) -> dict[str, Any]:
     """The shared options that this benchmark has, read and checked."""
     if args.isa:
+        from closecall.backends import cpu
+
         os.environ["CLOSECALL_ISA"] = one_of("--isa", tuple(cpu.tiers()))(args.isa)
     text = {key: value if (value := getattr(args, key, None)) is not None else defaults[key] for key in defaults}
     values: dict[str, Any] = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from closecall.info import DTYPES
+if TYPE_CHECKING:
+    import torch
 
-# The types that attention runs in. fp64 is for oracles.
-TYPES = tuple(name for name in DTYPES if name != "fp64")
+TYPES = ("fp32", "bf16", "fp16")  # that attention runs in
 
 
 def size(n: int) -> str:
@@ -42,4 +42,6 @@ def mebibytes(count: int | None) -> float | None:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """fp32 for torch.float32; types without a short name keep torch's."""
+    from closecall.info import DTYPES
+
     return next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))

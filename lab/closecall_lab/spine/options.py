@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from closecall.registry import unknown
 
 from .numbers import TYPES
@@ -58,6 +56,8 @@ def dtypes(option: str, text: str) -> tuple[str, ...]:
 
 def threads(option: str, text: str) -> tuple[int, ...]:
     """Thread counts; `all` is what torch uses."""
+    import torch
+
     return each(option, text, lambda item: torch.get_num_threads() if item == "all" else count(option)(item))
 
 

@@ -108,6 +108,9 @@ def load_model(
         return _named(transformers, name, wanted, place, trust_remote_code)
 
 
+load = load_model  # as `closecall.load`
+
+
 def _named(
     transformers: ModuleType, name: str, wanted: torch.dtype | None, place: torch.device, trust_remote_code: bool
 ) -> LoadedModel:

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from ...spine import files
 from ...spine.options import count, counts, dtypes, each, output_dir, threads
 from ...spine.progress import written
-from .policies import PROFILED
-from .shapes import NAMES
 
 Commands = Any  # argparse's sub-parser collection, whose type is private
 T = TypeVar("T")
@@ -56,7 +54,15 @@ def add_profile(commands: Commands) -> None:
         help="where prefill time goes, and from which context on sparse is faster",
         description=PROFILE,
         epilog=PROFILE_EXAMPLES,
+        fill=_fill,
     )
+    parser.set_defaults(run=profile)
+
+
+def _fill(parser: argparse.ArgumentParser) -> None:
+    from .policies import PROFILED
+    from .shapes import NAMES
+
     parser.add_argument(
         "--model", metavar="NAME", help="probe, smollm2, one of `closecall models`, a hub id, a directory"
     )
@@ -86,7 +92,6 @@ def add_profile(commands: Commands) -> None:
         "--out", metavar="DIR", type=Path, default=Path("out/profile"), help="where results go (%(default)s)"
     )
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
-    parser.set_defaults(run=profile)
 
 
 def profile(args: argparse.Namespace) -> None:
@@ -104,14 +109,14 @@ def profile(args: argparse.Namespace) -> None:
     base.run(bench, output_dir("--out", args.out), fresh=args.fresh)
 
 
-def _shared(args: argparse.Namespace, contexts: str, policies: str) -> dict[str, Any]:
+def _shared(args: argparse.Namespace, contexts: str) -> dict[str, Any]:
     """What all kinds of profile take, read and checked."""
     from ..validate.device import pick
     from . import policies as read
 
     return {
         "contexts": counts("--contexts", args.contexts or contexts),
-        "policies": read.read(args.policies or policies, counts("--budgets", args.budgets)),
+        "policies": read.read(args.policies or ",".join(read.PROFILED), counts("--budgets", args.budgets)),
         "threads": threads("--threads", args.threads),
         "rounds": count("--rounds")(args.rounds),
         "device": pick(args.device),
@@ -119,7 +124,7 @@ def _shared(args: argparse.Namespace, contexts: str, policies: str) -> dict[str,
 
 
 def _model(args: argparse.Namespace) -> Any:
-    shared = _shared(args, "2k,4k,8k", ",".join(PROFILED))
+    shared = _shared(args, "2k,4k,8k")
     types = dtypes("--dtypes", args.dtypes) if args.dtypes else (None,)
     if len(types) > 1:
         raise ValueError(f"--dtypes {args.dtypes}: a model is loaded in one type; run the command once for each")
@@ -149,7 +154,7 @@ def _shape(args: argparse.Namespace) -> Any:
     from .shape_run import ShapeProfile
 
     shape = shapes.shape(args.shape)
-    shared = _shared(args, "32k,64k,128k", ",".join(PROFILED))
+    shared = _shared(args, "32k,64k,128k")
     heads, rows = _heads(args), _all("--rows")(args.rows)
 
     def part(context: int) -> shapes.LayerPart:
