@@ -35,7 +35,7 @@ class Texts:
     def __init__(self, task: Text, subject: Subject) -> None:
         self.task = task
         self.subject = subject
-        self._dense: tuple[str, Tensor] | None = None  # by the example's digest
+        self._dense: tuple[str, Reading] | None = None  # by the example's digest
 
     def examples(self, context: int, seed: int) -> Iterator[Example]:
         return self.task.examples(self.subject.loaded.tokenizer, context, 2**31, seed)
@@ -46,9 +46,10 @@ class Texts:
         self.subject.check_room(len(ids))
         start = time.perf_counter()
         if self._dense is None or self._dense[0] != digest:
-            self._dense = (digest, read(loaded.model, ids, make_policy("dense")).hidden)
-        reading = read(loaded.model, ids, policy)
-        gaps = divergence(loaded.model, self._dense[1], reading.hidden, ids, self.task.positions)
+            self._dense = (digest, read(loaded.model, ids, make_policy("dense")))
+        dense = self._dense[1]
+        reading = read(loaded.model, ids, policy) if policy.rule.needs_scores else dense
+        gaps = divergence(loaded.model, dense.hidden, reading.hidden, ids, self.task.positions)
         answer = gaps.summary(len(ids))
         return Run(
             model=self.subject.fingerprint,

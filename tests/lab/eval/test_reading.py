@@ -76,9 +76,20 @@ def test_measures_are_those_of_whole_forward_passes(subject: Subject, written: P
     assert run.prompt_tokens == 512
 
 
-def test_dense_is_no_distance_from_itself(subject: Subject, written: Path) -> None:
-    texts = opened(subject, written)
-    run = texts.measure(next(texts.examples(512, 0)), Applied(closecall.policy("dense")))
+def test_dense_is_read_once_and_no_distance_from_itself(
+    subject: Subject, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, names, plain_read = opened(subject, written), [], reading.read
+
+    def counted(model: Any, ids: list[int], policy: closecall.Policy) -> reading.Reading:
+        names.append(policy.name)
+        return plain_read(model, ids, policy)
+
+    monkeypatch.setattr(reading, "read", counted)
+    example = next(texts.examples(512, 0))
+    texts.measure(example, Applied(TOPK))
+    run = texts.measure(example, Applied(closecall.policy("dense")))
+    assert names == ["dense", "topk"]
     (answer,) = run.answers
     assert (answer["kl"], answer["agreement"], answer["correct"], run.kept_fraction) == (0, 1, True, 1)
     assert answer["loss"] == answer["dense_loss"]
