@@ -26,6 +26,8 @@ POLICIES = {
     "auto": {"budget": 3, "pay": False},
     "topk-on-box": {"budget": 2, "aggregate": "mass"},
     "last-tile-on-quest": {"budget": 3, "pay": False, "pool": 4},
+    "last-tile-on-outliers": {"budget": 3, "pay": False, "share": "group", "aggregate": "softmax", "pool": 4},
+    "topk-on-quest": {"budget": 2, "share": "group"},
 }
 
 

@@ -13,6 +13,7 @@ import torch
 
 import closecall
 from closecall import Policy, backends
+from closecall.geometry import plan
 from closecall.policy import as_policy
 from closecall.ranking import margins_at
 from engines import ENGINES, Engine
@@ -75,6 +76,20 @@ def test_heads_that_want_the_same_share_what_each_would_keep(engine: Engine, agg
     assert together.group == 3
     assert torch.equal(together.kv_idx, alone.kv_idx.repeat_interleave(3, 1))
     assert torch.equal(together.triggered, alone.triggered.repeat_interleave(3, 1))
+
+
+@pytest.mark.parametrize("engine", [e for e in ENGINES if e.backend == "cpu"], ids=str)
+@pytest.mark.parametrize("aggregate", ["max", "mean", "softmax", "mass", "mass-max"])
+def test_pooled_rows_of_heads_that_share(engine: Engine, aggregate: str) -> None:
+    """Many heads, so that they fill the lanes of no tier or of several; integers, so that scores of rows are exact."""
+    q, k, _ = (x.mul(2).round() for x in tensors(18, 1))
+    policy = closecall.policy("last-tile-on-quest", aggregate=aggregate, pool=4, share="group", **GRID)
+    geometry = plan(1, 300, 300, 16, 16)
+    found, expected = (e.rank(q, k, policy, geometry, 0.125) for e in (engine, Engine("reference")))
+    ranked = torch.arange(expected.scores.shape[3]) < policy.rule.limits(geometry.sequence, 19)[:, None, :, None]
+    torch.testing.assert_close(found.scores[ranked], expected.scores[ranked], rtol=1e-4, atol=1e-6)
+    if aggregate in ("max", "mean"):
+        assert torch.equal(found.order[ranked], expected.order[ranked])
 
 
 @pytest.mark.parametrize("engine", [e for e in ENGINES if e.backend != "flex"], ids=str)

@@ -123,7 +123,7 @@ def kernel(policy: Policy, dim: int) -> Kernel | None:
     """The native kernel that ranks blocks by this policy; None where there is none."""
     planes = None if policy.scorer is None else policy.scorer.planes
     reduction = _REDUCTIONS.get((policy.reduction.of, policy.reduction.mean))
-    if planes is None or reduction is None or policy.share == "group":
+    if planes is None or reduction is None:
         return None
     shrink = float(planes.shrink or 0.0)
     if planes.outliers is None:
@@ -136,6 +136,23 @@ def kernel(policy: Policy, dim: int) -> Kernel | None:
     return Kernel(_OUTLIERS, reduction, 1.0 if planes.box and planes.shrink is None else shrink, planes.outliers)
 
 
+def ranked_together(policy: Policy, q: Tensor, k: Tensor) -> int:
+    """How many consecutive query heads have one ranking."""
+    return q.shape[1] // k.shape[1] if policy.share == "group" else 1
+
+
+def kept_args(selection: Selection | None, q: Tensor, k: Tensor) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
+    """The selection's fields of struct AttendArgs, and the tensors that they point to."""
+    if selection is None:
+        return (0,) * 9 + (1,), ()
+    kv_idx, counts = selection.kv_idx, selection.counts.to(torch.int32)
+    kv_idx = kv_idx if kv_idx.stride(3) == 1 else kv_idx.contiguous()
+    group = q.shape[1] // k.shape[1]
+    sharing = group if selection.group % group == 0 else 1  # who shares across key heads shares within them
+    lists = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3])
+    return (*lists, counts.data_ptr(), *counts.stride(), sharing), (kv_idx, counts)
+
+
 def rank(
     q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
 ) -> Ranked:
@@ -143,7 +160,8 @@ def rank(
     if native is None:
         return reference.rank(q, k, policy, geometry, scale)  # without native code it still works, slowly
     width = policy.rule.limit(geometry.n_blocks)
-    shape = (q.shape[0], q.shape[1], geometry.n_tiles, width)
+    together = ranked_together(policy, q, k)
+    shape = (q.shape[0], q.shape[1] // together, geometry.n_tiles, width)
     full = geometry.exists.all()
     order = torch.empty(shape, dtype=torch.int32) if full else torch.full(shape, geometry.n_blocks, dtype=torch.int32)
     scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
@@ -152,7 +170,7 @@ def rank(
     kinds = (native.summary, native.reduction, policy.sinks, width)
     every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
     single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
-    pooling = (policy.pool, policy.tile // policy.pool, single.data_ptr() if single.numel() else 0)
+    pooling = (policy.pool, policy.tile // policy.pool, single.data_ptr() if single.numel() else 0, together)
     chosen = _tier()
 
     def packed(masses: int, *kept: int) -> bytes:
@@ -204,13 +222,9 @@ def attend(
         out, lse = q.new_empty(batch, heads, rows, v.shape[3]), q.new_empty(batch, heads, rows, dtype=torch.float32)
     else:
         out, lse = empty_outputs(q, v)
-    kept: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0, 0, 0)
-    if selection is not None:
-        kv_idx, counts = selection.kv_idx, selection.counts.to(torch.int32)
-        if kv_idx.stride(3) != 1:
-            kv_idx = kv_idx.contiguous()
-        kept = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3], counts.data_ptr(), *counts.stride())
+    kept, alive = kept_args(selection, q, k)
     views = (*_view(q), *_view(k), *_view(v), *_view(out), lse.data_ptr(), rows)
     numbers = (scale, softcap, torch.get_num_threads(), _tier())
     _native.attend(_pack((*views, *_shape(q, k, v.shape[3]), *_tiles(geometry), *kept, *numbers, *NO_PAGES)))
+    del alive
     return out, lse

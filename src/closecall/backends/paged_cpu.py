@@ -45,8 +45,11 @@ def _rank_args(
     inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._shape(q, k_pages, 0), *cpu._tiles(geometry), *kinds)
     kept = (0 if store is None else store.data_ptr(), 0, 0)
     pooling = (policy.pool, policy.tile // policy.pool, 0 if every_row is None else every_row.data_ptr())
+    together = cpu.ranked_together(policy, q, k_pages)
     numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
-    return cpu._pack((*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers))
+    return cpu._pack(
+        (*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, together, *numbers)
+    )
 
 
 def summary_bytes(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> int:
@@ -75,7 +78,7 @@ def rank(
     With a store, blocks that were complete before the first row are not read again.
     """
     width = policy.rule.limit(geometry.n_blocks)
-    shape = (1, q.shape[1], geometry.n_tiles, width)
+    shape = (1, q.shape[1] // cpu.ranked_together(policy, q, k_pages), geometry.n_tiles, width)
     order, scores = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     limits = policy.rule.limits(told, geometry.n_blocks)
     every_row = policy.rule.every_row(told) if policy.pool > 1 else None
@@ -116,13 +119,10 @@ def attend(
     lse: Tensor,
 ) -> None:
     """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
-    kept: tuple[int, ...] = (0,) * 9
-    if selection is not None:
-        kv_idx, counts = selection.kv_idx, selection.counts.to(torch.int32)
-        kv_idx = kv_idx if kv_idx.stride(3) == 1 else kv_idx.contiguous()
-        kept = (kv_idx.data_ptr(), *kv_idx.stride()[:3], kv_idx.shape[3], counts.data_ptr(), *counts.stride())
+    kept, alive = cpu.kept_args(selection, q, k_pages)
     views = (*(x for t in (q, k_pages, v_pages, out) for x in cpu._view(t)), lse.data_ptr(), q.shape[2])
     shape = cpu._shape(q, k_pages, v_pages.shape[3])
     numbers = (scale, float(softcap), torch.get_num_threads(), cpu._tier())
     packed = cpu._pack((*views, *shape, *cpu._tiles(geometry), *kept, *numbers, *_where(plan, k_pages)))
     cpu._native.attend(packed)
+    del alive

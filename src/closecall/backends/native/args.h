@@ -40,6 +40,7 @@ struct AttendArgs {
   int64_t ib, ih, it, width;
   const int32_t* counts;
   int64_t cb, ch, ct;
+  int64_t heads;          // consecutive query heads whose lists are the same: 1, or those of a key head
   double scale, softcap;  // softcap 0: none; else scores s become softcap * tanh(scale * s / softcap)
   int64_t threads, tier;
   Pages pages;
@@ -50,7 +51,7 @@ struct RankArgs {
   Shape shape;
   Tiles tiles;
   int64_t scorer, aggregate, sinks, width;
-  int32_t* order;  // [B, H, T, width], contiguous
+  int32_t* order;  // [B, H / heads, T, width], contiguous
   float* scores;   // likewise
   const int32_t* limits;  // [B, T], contiguous: how far to rank each tile, at most `width`, or null: all that far
   const float* forced;  // [B, H, M], contiguous: log-sum-exp over each row's forced blocks; for the mass aggregates
@@ -61,6 +62,7 @@ struct RankArgs {
   int64_t room, done;   // sequences then fill their rows; the first `done` blocks of each are summarised already
   int64_t pool, runs;   // rows per mean, and means in a whole tile; 1 row: the rows themselves
   const uint8_t* every_row;  // [B, T], contiguous: tiles whose rows are not pooled, or null: none
+  int64_t heads;        // consecutive query heads that are ranked together, by the largest of their scores: 1, or those of a key head
   double scale;
   int64_t threads, tier;
   Pages pages;          // with a table, `kept` is [pages, Hkv, blocks of a page], and blocks before the first row are there

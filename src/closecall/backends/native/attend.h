@@ -5,7 +5,8 @@
 //   O^T += V^T P^T    [dims][rows]   V read in place (bfloat16 products: packed in key pairs, once per block)
 //
 // A tile's rows are taken in groups of ROW_VECTORS vectors, so that the group's Q, its P and the accumulators stay in
-// registers and L1 while K and V stream from L2. The running maximum is only raised when a block exceeds it by more than
+// registers and L1 while K and V stream from L2. Heads that keep the same blocks follow each other within a step: its K and V
+// are brought in, and packed, once for all of them. The running maximum is only raised when a block exceeds it by more than
 // 2^8: until then the sums stay comfortably inside float32 and nothing has to be rescaled.
 #pragma once
 #include "dot.h"
@@ -26,15 +27,15 @@ constexpr float SLACK = 8.0f;
 struct AttendScratch {
   float *q, *rows, *zeros, *s, *o, *m, *l;
   float *k, *v;  // one step of keys and values, where they cannot be read in place
-  AttendScratch(Arena& arena, const Shape& shape) {
+  AttendScratch(Arena& arena, const Shape& shape, int64_t heads) {
     int64_t d = round_up(shape.D, LANES), dv = round_up(shape.Dv, LANES);
     rows = arena.take<float>(CHUNK * d);
     zeros = arena.take<float>(d);
-    q = arena.take<float>(CHUNK * d);
+    q = arena.take<float>(heads * CHUNK * d);
     s = arena.take<float>(STEP * GROUP);
-    o = arena.take<float>(CHUNK * dv + GROUP * LANES);  // whole vectors of dimensions are read at the end
-    m = arena.take<float>(CHUNK);
-    l = arena.take<float>(CHUNK);
+    o = arena.take<float>(heads * CHUNK * dv + GROUP * LANES);  // whole vectors of dimensions are read at the end
+    m = arena.take<float>(heads * CHUNK);
+    l = arena.take<float>(heads * CHUNK);
     k = arena.take<float>(STEP * d);
     v = arena.take<float>(STEP * dv);
   }
@@ -86,7 +87,7 @@ struct TileAttention {
   const AttendArgs& args;
   const Rows& tile;
   AttendScratch scratch;
-  int64_t rows, pos, groups, d, dv;
+  int64_t rows, pos, groups, d, dv;  // `groups` of rows in each head; head h's are numbered from h * groups on
   int64_t dims_first;  // dimensions taken DIMS_AT_ONCE at a time; the others DIMS_AT_END
   const char* q;
   char* out;
@@ -94,7 +95,7 @@ struct TileAttention {
   V to_log2;
 
   TileAttention(const AttendArgs& a, const Rows& t, int64_t first, Arena arena)
-      : args(a), tile(t), scratch(arena, a.shape), rows(least(CHUNK, t.rows - first)), pos(t.pos + first),
+      : args(a), tile(t), scratch(arena, a.shape, t.heads), rows(least(CHUNK, t.rows - first)), pos(t.pos + first),
         groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, DIMS_AT_END)),
         dims_first(dv - dims_at_end(dv)),
         q(t.q + first * t.q_row * item_size(a.shape.dtype)), out(t.out + first * t.out_row * item_size(a.shape.dtype)),
@@ -105,12 +106,16 @@ struct TileAttention {
 
   void pack_queries() const {
     int64_t cols = q_cols(args.shape);
-    if constexpr (PAIRS)
-      copy_rows_16(q, rows, tile.q_row, args.shape.D, tile.q_dim, 2 * cols, (uint16_t*)scratch.rows);
-    else
-      read_rows(q, args.shape.dtype, rows, tile.q_row, args.shape.D, tile.q_dim, cols, scratch.rows);
-    for (int64_t g = 0; g < groups; ++g)
-      pack_panel(scratch.rows + g * GROUP * cols, rows - g * GROUP, scratch.zeros, cols, GROUP, scratch.q + g * GROUP * cols);
+    for (int64_t h = 0; h < tile.heads; ++h) {
+      const char* from = q + h * tile.q_head * item_size(args.shape.dtype);
+      if constexpr (PAIRS)
+        copy_rows_16(from, rows, tile.q_row, args.shape.D, tile.q_dim, 2 * cols, (uint16_t*)scratch.rows);
+      else
+        read_rows(from, args.shape.dtype, rows, tile.q_row, args.shape.D, tile.q_dim, cols, scratch.rows);
+      for (int64_t g = 0; g < groups; ++g)
+        pack_panel(scratch.rows + g * GROUP * cols, rows - g * GROUP, scratch.zeros, cols, GROUP,
+                   scratch.q + (h * groups + g) * GROUP * cols);
+    }
   }
 
   struct Operand { const char* p; int64_t row; };  // bytes
@@ -369,15 +374,15 @@ struct TileAttention {
     int64_t size = item_size(args.shape.dtype);
     Operand k = keys(first, count), v = values(first, count);
     // The next keys come in during the first products, the next values during the second ones.
-    int64_t calls = groups * most(1, count / KEYS_AT_ONCE) * most(1, d / M::DEPTH / DEPTH_PER_FETCH);
+    int64_t every = tile.heads * groups, calls = every * most(1, count / KEYS_AT_ONCE) * most(1, d / M::DEPTH / DEPTH_PER_FETCH);
     Fetch next_k{next_count ? key_at(next) : nullptr, tile.k_row * size, d * size, next_count};
     if (tile.k_row == 1) next_k.row_step = tile.k_dim * size, next_k.row_bytes = next_count * size, next_k.rows = d;
     next_k.lines = (next_k.rows * ((next_k.row_bytes + 63) / 64) + calls - 1) / calls;
-    calls = groups * most(1, dims_first / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
+    calls = every * most(1, dims_first / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
     Fetch next_v{next_count ? value_at(next) : nullptr, tile.v_row * size, dv * size, next_count};
     next_v.lines = (next_count * ((dv * size + 63) / 64) + calls - 1) / calls;
-    for (int64_t g = 0; g < groups; ++g) {
-      int64_t row = pos + g * GROUP;
+    for (int64_t g = 0; g < every; ++g) {
+      int64_t row = pos + g % groups * GROUP;
       int64_t n = least(count, least(row + GROUP, pos + rows) - first);
       if (n <= 0) continue;
       V top[R];
@@ -407,16 +412,17 @@ struct TileAttention {
     }
   }
 
-  void finish() const {
-    int64_t size = item_size(args.shape.dtype);
+  void finish(int64_t h) const {
+    int64_t size = item_size(args.shape.dtype), row = h * groups * GROUP;
+    float *sums = scratch.l + row, *to = lse + h * tile.lse_head;
     for (int64_t r = 0; r < rows; ++r) {
-      float l = scratch.l[r];
-      lse[r] = l == 0.0f ? -INF : LN2 * (scratch.m[r] + __builtin_log2f(l));
-      scratch.l[r] = l == 0.0f ? 0.0f : 1.0f / l;
+      float l = sums[r];
+      to[r] = l == 0.0f ? -INF : LN2 * (scratch.m[row + r] + __builtin_log2f(l));
+      sums[r] = l == 0.0f ? 0.0f : 1.0f / l;
     }
     for (int64_t first = 0; first < rows; first += LANES) {
-      const float* o = scratch.o + first / GROUP * GROUP * dv + first % GROUP;
-      V inverse = load(scratch.l + first);
+      const float* o = scratch.o + (row + first / GROUP * GROUP) * dv + first % GROUP;
+      V inverse = load(sums + first);
       for (int64_t i = 0; i < args.shape.Dv; i += LANES) {
         V x[LANES];
         for (int j = 0; j < LANES; ++j) x[j] = mul(load(o + (i + j) * GROUP), inverse);
@@ -424,7 +430,7 @@ struct TileAttention {
         float wide[LANES];
         for (int64_t r = first; r < least(first + LANES, rows); ++r) {
           store(wide, x[r - first]);
-          write_row(out + (r * tile.out_row + i) * size, args.shape.dtype, least(LANES, args.shape.Dv - i), wide);
+          write_row(out + (h * tile.out_head + r * tile.out_row + i) * size, args.shape.dtype, least(LANES, args.shape.Dv - i), wide);
         }
       }
     }
@@ -450,21 +456,21 @@ struct TileAttention {
   void run() {
     memset(scratch.zeros, 0, sizeof(float) * q_cols(args.shape));
     pack_queries();
-    for (int64_t i = 0; i < CHUNK; ++i) { scratch.m[i] = -INF; scratch.l[i] = 0.0f; }
-    memset(scratch.o, 0, sizeof(float) * groups * GROUP * dv);
+    for (int64_t i = 0; i < tile.heads * CHUNK; ++i) { scratch.m[i] = -INF; scratch.l[i] = 0.0f; }
+    memset(scratch.o, 0, sizeof(float) * tile.heads * groups * GROUP * dv);
     Span now = span(0);
     while (now.count > 0) {
       Span next = span(now.first + now.count, now.block);
       step(now.first, now.count, next.first, next.count);
       now = next;
     }
-    finish();
+    for (int64_t h = 0; h < tile.heads; ++h) finish(h);
   }
 };
 
-int64_t attend_scratch(const Shape& shape) {
+int64_t attend_scratch(const Shape& shape, int64_t heads) {
   Arena arena{nullptr};
-  AttendScratch scratch(arena, shape);
+  AttendScratch scratch(arena, shape, heads);
   return arena.used;
 }
 

@@ -25,7 +25,7 @@ struct Layout {
   int cells() const { return cell_vectors * LANES; }
 };
 
-int64_t cells_at_once(const RankArgs& a) { return Layout(a).cells(); }
+int64_t cells_at_once(const RankArgs& a) { return most(1, Layout(a).cells() / a.heads); }
 
 // The running maximum of exponents and the sum of their powers of two: the maximum is raised where it must be.
 struct Sums {
@@ -309,19 +309,9 @@ void judge_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& 
   for (int64_t p = 0; p < layout.passes; ++p) mass_cells<First, Stored>(a, cells, n, p, layout, range, summaries, scratch);
 }
 
-// Ranks `n` cells, at most cells_at_once of them, that read the summaries of one sequence and key head.
-void rank_cells(const RankArgs& a, const Cell* cells, int64_t n, const char* summaries, char* memory) {
-  Arena arena{memory};
-  CellScratch scratch(arena, a);
-  Layout layout(a);
-  bool softmax = a.aggregate == AGG_SOFTMAX;
-  Range range{cells[0].low, cells[0].high};
-  for (int64_t c = 0; c < n; ++c) {
-    range.low = least(range.low, cells[c].low);
-    range.high = most(range.high, softmax ? cells[c].seen : cells[c].high);
-    for (int64_t i = 0; i < a.width; ++i) cells[c].order[i] = (int32_t)a.tiles.n_blocks, cells[c].scores[i] = -INF;
-  }
-  if (range.high <= range.low) return;
+// Scores `n` cells, no more than there are lanes, to scratch.turned; `range` is that of all of them.
+void score_together(const RankArgs& a, const Cell* cells, int64_t n, const Layout& layout, const Range& range, const char* summaries,
+                    const CellScratch& scratch) {
   auto judged = [&](auto first, auto stored) {
     judge_cells<decltype(first), decltype(stored)>(a, cells, n, layout, range, summaries, scratch);
   };
@@ -334,18 +324,57 @@ void rank_cells(const RankArgs& a, const Cell* cells, int64_t n, const char* sum
   if (boxed(a)) judged(ScoreQuest{}, ScoreMean{});
   else judged(ScoreMean{}, ScoreMean{});
   turn(layout, range.high - range.low, scratch);
+}
+
+// Ranks a cell by scores that are not scaled yet.
+void rank_cell(const RankArgs& a, const Cell& cell, float* found, const CellScratch& scratch) {
+  int64_t n_blocks = cell.high - cell.low;
+  float factor = a.aggregate == AGG_SOFTMAX ? LN2 : is_mass(a) ? 1.0f : (float)a.scale;
+  float runs = a.aggregate == AGG_MEAN || a.aggregate == AGG_MASS ? (float)runs_of(a, cell) : 1.0f;
+  for (int64_t j = 0; j < n_blocks; ++j) {
+    float x = found[j] * factor / runs;
+    found[j] = x == x ? x : -INF;
+  }
+  take_best(scratch.one, found, n_blocks, least(n_blocks, cell.want), cell.low, cell.order, cell.scores);
+}
+
+// Ranks `n` cells, at most cells_at_once of them, that read the summaries of one sequence and key head. Heads that are ranked
+// together are scored side by side, as cells of their own; if they are more than there are lanes, one lot after the other.
+void rank_cells(const RankArgs& a, const Cell* cells, int64_t n, const char* summaries, char* memory) {
+  Arena arena{memory};
+  CellScratch scratch(arena, a);
+  Layout layout(a);
+  int64_t size = item_size(a.shape.dtype), lot = least(a.heads, layout.cells());
+  Range range{cells[0].low, cells[0].high};
   for (int64_t c = 0; c < n; ++c) {
-    const Cell& cell = cells[c];
-    float* found = scratch.turned + c * scratch.n_padded + (cell.low - range.low);
-    int64_t n_blocks = cell.high - cell.low;
-    if (n_blocks <= 0) continue;
-    float factor = softmax ? LN2 : is_mass(a) ? 1.0f : (float)a.scale;
-    float runs = a.aggregate == AGG_MEAN || a.aggregate == AGG_MASS ? (float)runs_of(a, cell) : 1.0f;
-    for (int64_t j = 0; j < n_blocks; ++j) {
-      float x = found[j] * factor / runs;
-      found[j] = x == x ? x : -INF;
+    range.low = least(range.low, cells[c].low);
+    range.high = most(range.high, a.aggregate == AGG_SOFTMAX ? cells[c].seen : cells[c].high);
+    for (int64_t i = 0; i < a.width; ++i) cells[c].order[i] = (int32_t)a.tiles.n_blocks, cells[c].scores[i] = -INF;
+  }
+  if (range.high <= range.low) return;
+  for (int64_t h = 0; h < a.heads; h += lot) {
+    int64_t here = least(lot, a.heads - h);
+    Cell scored[MOST_CELLS];
+    for (int64_t i = 0; i < n * here; ++i) {
+      Cell& one = scored[i] = cells[i / here];
+      int64_t head = h + i % here;
+      one.q += head * a.q.sh * size;
+      if (one.forced) one.forced += head * a.M;
     }
-    take_best(scratch.one, found, n_blocks, least(n_blocks, cell.want), cell.low, cell.order, cell.scores);
+    score_together(a, scored, n * here, layout, range, summaries, scratch);
+    for (int64_t c = 0; c < n; ++c) {
+      int64_t n_blocks = cells[c].high - cells[c].low;
+      if (n_blocks <= 0) continue;
+      float* found = scratch.turned + c * here * scratch.n_padded + (cells[c].low - range.low);
+      if (a.heads == 1) {
+        rank_cell(a, cells[c], found, scratch);
+        continue;
+      }
+      float* best = scratch.one.best;
+      for (int64_t j = 0; h == 0 && j < n_blocks; ++j) best[j] = -INF;
+      for (int64_t i = 0; i < here; ++i) take_larger(found + i * scratch.n_padded, n_blocks, best);
+      if (h + here == a.heads) rank_cell(a, cells[c], best, scratch);
+    }
   }
 }
 

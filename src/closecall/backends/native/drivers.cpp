@@ -124,6 +124,15 @@ bool blocks_are_sound(const Rows& r) {
   return true;
 }
 
+// How many of `heads` heads to work on together: their packed queries and their outputs stay in cache beside keys and values.
+constexpr int64_t HEADS_BYTES = 512 * 1024;
+
+int64_t heads_in_cache(const Shape& s, int64_t heads) {
+  int64_t most = std::max<int64_t>(1, HEADS_BYTES / (CHUNK * (s.D * item_size(s.dtype) + s.Dv * 4)));
+  int64_t lots = (heads + most - 1) / most;
+  return (heads + lots - 1) / lots;
+}
+
 // Below this many multiply-adds a second thread costs more than it brings.
 constexpr double WORTH_A_THREAD = 2e6;
 
@@ -145,11 +154,15 @@ const char* run_attend(const AttendArgs& a) {
   double work = 0;
   std::vector<Tile> tiles = real_tiles(a.tiles, s.B);
   if (!pages_are_sound(a.pages, tiles, a.tiles.block)) return BAD_PAGES;
-  // Few rows: all heads that share keys go together where they keep the same blocks.
+  // Heads that keep the same blocks go together, as far as a core's cache holds their rows; heads that keep every block where
+  // rows are few.
+  int64_t sharing = heads_in_cache(s, a.kv_idx ? a.heads : 1);
+  if ((int64_t)tiles.size() * s.H < 4 * a.threads * sharing) sharing = 1;  // a head for every thread comes first
   for (const Tile& tile : tiles) {
     bool few = tile.rows <= FEW_ROWS;
-    int64_t together = few && !a.kv_idx ? group : 1;
+    int64_t most = few ? (a.kv_idx ? a.heads : group) : sharing, together = most;
     for (int64_t h = 0; h < s.H; h += together) {
+      together = std::min(most, group - h % group);
       Item item{rows_of(a, tile, h, together), 0, 0};
       if (!blocks_are_sound(item.rows)) return "the selection changed while it was used";
       double keys = std::min<double>((double)item.rows.count * a.tiles.block, (double)tile.end());
@@ -178,7 +191,7 @@ const char* run_attend(const AttendArgs& a) {
   // Longest first keeps the threads busy to the end; the order of equal ones keeps neighbours' keys in cache.
   if (threads > 1)
     std::stable_sort(jobs.begin(), jobs.end(), [&](const Job& x, const Job& y) { return items[x.item].work > items[y.item].work; });
-  int64_t scratch_bytes = std::max(kernels->attend_scratch(s), kernels->few_scratch(s));
+  int64_t scratch_bytes = std::max(kernels->attend_scratch(s, sharing), kernels->few_scratch(s));
   std::vector<Buffer<char>> scratch;
   for (int64_t w = 0; w < threads; ++w) scratch.push_back(buffer<char>(scratch_bytes));
   parallel_for((int64_t)jobs.size(), threads, [&](int64_t j, int64_t worker) {
@@ -307,9 +320,10 @@ const char* run_rank(const RankArgs& a) {
     if (in_pages && n == block) std::memcpy(in_page(a, bytes, q, head, b), to, bytes);
   });
 
-  int64_t group = s.H / s.Hkv;
-  auto cell_of = [&](const Tile& tile, int64_t head) {
-    int64_t own = tile.pos / block, out = ((tile.b * s.H + head) * a.tiles.count + tile.t) * a.width;
+  // Who decides: query heads, or those of a key head together.
+  int64_t all = s.H / a.heads, group = all / s.Hkv;
+  auto cell_of = [&](const Tile& tile, int64_t one) {
+    int64_t own = tile.pos / block, out = ((tile.b * all + one) * a.tiles.count + tile.t) * a.width, head = one * a.heads;
     Cell cell;
     cell.q = at(a.q, size, tile.b, head, tile.row), cell.rows = tile.rows;
     cell.forced = a.forced ? a.forced + (tile.b * s.H + head) * a.M + tile.row : nullptr;
@@ -318,8 +332,8 @@ const char* run_rank(const RankArgs& a) {
     cell.order = a.order + out, cell.scores = a.scores + out;
     return cell;
   };
-  // A tile whose rows are scored one by one is an item for each head. Of the others, as many neighbouring tiles of a sequence
-  // as the kernel ranks together are one for each key head and group of query heads.
+  // A tile whose rows are scored one by one is an item for each who decides. Of the others, as many neighbouring tiles of a
+  // sequence as the kernel ranks together are one for each key head and group of deciding heads.
   struct Ranking { int64_t first, last, head, heads; bool pooled; };
   std::vector<Ranking> items;
   auto pooled = [&](const Tile& tile) { return a.pool > 1 && !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]); };
@@ -333,7 +347,7 @@ const char* run_rank(const RankArgs& a) {
     while (many && first > 0 && (last - first + 1) * heads <= together && pooled(tiles[first - 1]) &&
            tiles[first - 1].sequence == tile.sequence)
       --first;
-    for (int64_t h = 0; h < s.H; h += many ? std::min(heads, group - h % group) : 1)
+    for (int64_t h = 0; h < all; h += many ? std::min(heads, group - h % group) : 1)
       items.push_back({first, last, h, many ? std::min(heads, group - h % group) : 1, many});
     int64_t rows = many ? (tile.rows + a.pool - 1) / a.pool : std::max<int64_t>(tile.rows, 16);
     work += (double)(last - first) * (double)(tile.end() / block) * (double)(rows * s.D * s.H);

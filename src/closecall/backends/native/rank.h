@@ -195,6 +195,7 @@ struct RankScratch {
   float *rows, *q, *scores;
   float* logs;
   char* sides;
+  float* best;  // of all heads that are ranked together
   uint32_t *ordered, *few, *places;
   uint64_t *keys, *sorted;
   RankScratch(Arena& arena, const RankArgs& a) {
@@ -204,6 +205,7 @@ struct RankScratch {
     sides = arena.take<char>(d * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4));
     scores = arena.take<float>(a.tiles.n_blocks + BLOCKS_AT_ONCE);
     logs = arena.take<float>(logs_size(a));
+    best = arena.take<float>(a.heads > 1 ? a.tiles.n_blocks : 0);
     ordered = arena.take<uint32_t>(a.tiles.n_blocks + LANES);
     few = arena.take<uint32_t>(a.tiles.n_blocks + 2 * LANES);
     places = arena.take<uint32_t>(a.tiles.n_blocks + 2 * LANES);
@@ -631,22 +633,34 @@ const float* judge(const RankArgs& a, const char* q, int64_t rows, const float* 
   return scratch.scores;
 }
 
+// The larger of n scores; a NaN has no say.
+inline void take_larger(const float* scores, int64_t n, float* best) {
+  for (int64_t j = 0; j < n; ++j) best[j] = scores[j] > best[j] ? scores[j] : best[j];
+}
+
 void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
           int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* memory) {
   Arena arena{memory};
   RankScratch scratch(arena, a);
   for (int64_t i = 0; i < a.width; ++i) { order[i] = (int32_t)a.tiles.n_blocks; scores[i] = -INF; }
-  int64_t n = high - low;
+  int64_t n = high - low, size = item_size(a.shape.dtype);
   if (n <= 0) return;
-  auto judged = [&](auto first, auto stored) {
-    return judge<decltype(first), decltype(stored)>(a, q, rows, forced, summaries, low, high, seen, scratch);
-  };
-  const float* found;
+  auto of_head = [&](int64_t h) {
+    auto judged = [&](auto first, auto stored) {
+      const float* masses = forced ? forced + h * a.M : nullptr;
+      return judge<decltype(first), decltype(stored)>(a, q + h * a.q.sh * size, rows, masses, summaries, low, high, seen, scratch);
+    };
 #ifdef CC_BF16_DOT
-  if (paired(a)) found = boxed(a) ? judged(ScoreQuestPairs{}, ScoreMeanPairs{}) : judged(ScoreMeanPairs{}, ScoreMeanPairs{});
-  else
+    if (paired(a)) return boxed(a) ? judged(ScoreQuestPairs{}, ScoreMeanPairs{}) : judged(ScoreMeanPairs{}, ScoreMeanPairs{});
 #endif
-  found = boxed(a) ? judged(ScoreQuest{}, ScoreMean{}) : judged(ScoreMean{}, ScoreMean{});
+    return boxed(a) ? judged(ScoreQuest{}, ScoreMean{}) : judged(ScoreMean{}, ScoreMean{});
+  };
+  const float* found = of_head(0);
+  if (a.heads > 1) {
+    memcpy(scratch.best, found, n * sizeof(float));
+    for (int64_t h = 1; h < a.heads; ++h) take_larger(of_head(h), n, scratch.best);
+    found = scratch.best;
+  }
   take_best(scratch, found, n, least(n, want), low, order, scores);
 }
 

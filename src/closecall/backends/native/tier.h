@@ -15,7 +15,7 @@ constexpr int FEW_ROWS = 8, PIECE = 1024;
 struct Rows {
   const char* q;   // first row of the first head
   int64_t q_row, q_head, q_dim;  // strides in elements
-  int64_t rows, heads;           // `heads` query heads share the same kept blocks (1 unless few rows, every block)
+  int64_t rows, heads;           // `heads` query heads share the same kept blocks and are worked on together
   int64_t pos;                   // position of the first row
   const char *k, *v;             // first key of the sequence, for this key head
   int64_t k_row, k_dim, v_row, v_dim;
@@ -33,7 +33,7 @@ struct Rows {
 // Cells that are ranked together, at most: a panel's lanes.
 constexpr int MOST_CELLS = 64;
 
-// One tile of one query head, to be ranked: as the arguments of `rank` below.
+// One tile of one query head, or of the first of those that are ranked together: as the arguments of `rank` below.
 struct Cell {
   const char* q;
   int64_t rows;
@@ -45,7 +45,7 @@ struct Cell {
 
 struct Kernels {
   const char* name;
-  int64_t (*attend_scratch)(const Shape&);  // bytes
+  int64_t (*attend_scratch)(const Shape&, int64_t heads);  // bytes
   void (*attend)(const AttendArgs&, const Rows&, char* scratch);
   // Few rows: pieces [first, last) of the kept keys to partial[piece], few_partial floats each, then merged in order.
   int64_t (*few_scratch)(const Shape&);
@@ -57,7 +57,7 @@ struct Kernels {
   void (*summarise)(const RankArgs&, const char* keys, int64_t n, char* summary);  // one block of n keys
   int64_t (*rank_scratch)(const RankArgs&);
   // Ranks blocks [low, high), of `seen` in all, for a tile of `rows` query rows; writes width entries, the best `want` of them. `forced`: of its
-  // first row, or null.
+  // first row, or null. Both are the first of RankArgs::heads heads.
   void (*rank)(const RankArgs&, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
                int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* scratch);
   // The same for up to cells_at_once cells of one sequence and key head, whose rows are pooled.
