@@ -197,7 +197,7 @@ class Selection:
 
 def each_head(x: Tensor, group: int) -> Tensor:
     """`[B, H, ...]` from what `group` heads have in common, `[B, H / group, ...]`."""
-    return x if group == 1 else x.repeat_interleave(group, 1)
+    return x if group == 1 else x.unsqueeze(2).expand(*x.shape[:2], group, *x.shape[2:]).flatten(1, 2)
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:

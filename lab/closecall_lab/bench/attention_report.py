@@ -56,7 +56,7 @@ def _how(machine: Facts, cell: Facts) -> str:
     return f"{cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
-def table(machine: Facts, measured: Measured, policies: Sequence[Policy], warnings: Sequence[str]) -> Table:
+def table(machine: Facts, measured: Measured, policies: Sequence[tuple[str, Policy]], warnings: Sequence[str]) -> Table:
     cell, _ = measured[0]
     peaks = sorted({f"{c['dtype']} {r['peak_gflops']:.0f}" for c, r in measured if r["peak_gflops"]})
     forms = sorted({r["sdpa_form"] for _, r in measured if "sdpa_form" in r})
@@ -64,7 +64,7 @@ def table(machine: Facts, measured: Measured, policies: Sequence[Policy], warnin
     rounds = [r["rounds"] for _, r in measured]
     notes = [
         *(f"Warning: {w}" for w in warnings),
-        *map(str, policies),
+        *(str(policy) for _, policy in policies),
         "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
         "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
         "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
@@ -85,17 +85,20 @@ SERIES = (
 )
 
 
-def figures(machine: Facts, measured: Measured, policies: Sequence[Policy]) -> dict[str, Figure]:
+def figures(machine: Facts, measured: Measured, policies: Sequence[tuple[str, Policy]]) -> dict[str, Figure]:
     """One figure per policy and thread count; the first policy on the fewest threads is `attention`."""
     rows = _rows(measured)
     counts = sorted({r["threads"] for r in rows})
     drawn = {}
-    for p in policies:
+    for name, p in policies:
         for n in counts:
-            of_policy = [r for r in rows if r["policy"] == p.name and r["threads"] == n]
-            more = [*([p.name] if p != policies[0] else []), *([f"{n}t"] if n != counts[0] else [])]
+            of_policy = [r for r in rows if r["policy"] == name and r["threads"] == n]
+            more = [
+                *([name.replace(":", "-")] if name != policies[0][0] else []),
+                *([f"{n}t"] if n != counts[0] else []),
+            ]
             drawn["-".join(["attention", *more])] = over_context.speedups(
-                title=f"How much faster is {p.name}?  {machine['cpu']}, {threads(n)}",
+                title=f"How much faster is {name}?  {machine['cpu']}, {threads(n)}",
                 subtitle=f"selection + attention over a whole prompt; {_how(machine, of_policy[0])}\n{p}",
                 rows=of_policy,
                 series=SERIES,

@@ -24,7 +24,7 @@ from ..spine.numbers import size
 from ..spine.options import count
 from ..spine.results import Facts
 from ..spine.table import Column, Table
-from .benchmarks.attention import AttentionBench
+from .benchmarks.attention import AttentionBench, Named
 
 FILE = Path("benchmarks/check.json")
 LEAST_REPEATS = 5  # of the committed ratios: a spread from fewer says little
@@ -62,7 +62,7 @@ def bench(seconds: float) -> AttentionBench:
         dtypes=("fp32", "bf16"),
         dims=(128,),
         threads=(1,),
-        policies=(policy("router-on-quest"),),
+        policies=(Named("router-on-quest", policy("router-on-quest")),),
         baselines=("sdpa", "dense"),
         heads=2,
         kv_heads=1,

@@ -22,8 +22,9 @@ NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
 SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
 # What every run compiles: the hot kernels at the two usual head dims for each kind of target. `make audit` compiles the
 # hot kernels of all dims and targets, and the others for one of each maker; `closecall gpu-report` all there are.
-HOT = ("attend D", "attend dense", "scores quest D", "select")
+HOT = ("attend D", "attend dense", "attend packed", "scores quest D", "select")
 USUAL = ("attend D128 bf16", "attend D64 bf16", "attend dense D128 bf16", "scores quest D128 bf16", "select keep")
+USUAL_PACKED = ("attend packed D128 bf16", "attend packed D64 bf16")  # for the two usual targets
 
 
 def _compiled() -> list[Any]:
@@ -32,6 +33,7 @@ def _compiled() -> list[Any]:
         hot = name.startswith(HOT) and "fp16" not in name
         if hot or (arch in ("sm_80", "gfx942") and name.endswith("bf16")):
             often = name in USUAL and arch in ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
+            often |= name in USUAL_PACKED and arch in ("sm_80", "sm_90")
             listed.append(pytest.param(arch, name, marks=() if often else pytest.mark.audit))
     return listed
 
@@ -173,6 +175,16 @@ def test_the_attention_loop_in_numbers(arch: str, waits: int, buffers: int, comp
         assert (facts.warps, facts.barriers) == ("4 x 1", 2)
 
 
+@pytest.mark.parametrize(("arch", "waits", "buffers"), [("sm_80", 3, 2), ("sm_90", 2, 3)])
+def test_packed_heads_meet_each_key_once(arch: str, waits: int, buffers: int, compiler: Compiler) -> None:
+    """Rows of two heads a turn, for as many copies of keys and values as the rows of one take, over the same keys."""
+    alone, packed = (compiler.facts(arch, f"attend{kind} D128 bf16") for kind in ("", " packed"))
+    assert (alone.rows, packed.rows, alone.keys, packed.keys) == (64, 128, 64, 64)
+    assert (packed.waits, packed.buffers, packed.shared_stores) == ((waits,), buffers, 0)
+    # Copies are counted for a thread, and there are twice as many of these.
+    assert packed.copies * packed.num_warps == alone.copies * alone.num_warps
+
+
 @pytest.mark.parametrize(("arch", "most"), [("sm_80", 500), ("sm_90", 350)])
 def test_the_score_loop_in_numbers(arch: str, most: int, compiler: Compiler) -> None:
     """64 rows by 64 blocks a turn, with masks and packing."""
@@ -190,6 +202,7 @@ def test_the_variants_cover_what_is_promised() -> None:
             if dtype == "fp16" and dim != "D128":
                 continue
             assert f"attend {dim} {dtype}" in names
+            assert (f"attend packed {dim} {dtype}" in names) == (dtype != "fp32")
             if dim in ("D64", "D128"):
                 for scorer in ("mean", "quest", "box", "outliers-1", "outliers-3", "boxed-outliers-1"):
                     kinds = (f"summaries {scorer}", f"scores {scorer}", f"scores {scorer} mass", f"sums {scorer}")

@@ -46,16 +46,17 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def test_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["attention", "--contexts", "256,512", "--dtypes", "fp32", "--dims", 64, "--budget", 3, *SHORT]
-    argv += ["--policies", "quest,router-on-quest", "--baselines", "sdpa,dense", "--out", tmp_path]
+    argv += ["--policies", "quest,router-on-quest,quest:share=group", "--baselines", "sdpa,dense", "--out", tmp_path]
     bench(*argv)
     short, long = (r["result"] for r in records(tmp_path / "attention.json"))
-    assert set(long["ms"]) == {"sdpa", "dense", "quest", "router-on-quest"}
+    assert set(long["ms"]) == {"sdpa", "dense", "quest", "router-on-quest", "quest:share=group"}
     assert all(ms > 0 for ms in long["ms"].values())
     assert short["ours"]["router-on-quest"]["kept"] == 1  # 4 blocks, a tile may keep 6: it runs dense
     assert short["ours"]["router-on-quest"]["select_share"] == 0
     quest, routed, dense = (long["ours"][name] for name in ("quest", "router-on-quest", "dense"))
     assert quest["kept"] < routed["kept"] < dense["kept"] == 1
     # 8 tiles see 1 to 8 blocks and keep 6 at most; of the last two, one is triggered and keeps all its 7 or 8.
+    assert long["ours"]["quest:share=group"]["effective_budget"] == quest["effective_budget"]
     assert quest["effective_budget"] == (1 + 2 + 3 + 4 + 5 + 6 + 6 + 6) / 8
     assert quest["effective_budget"] < routed["effective_budget"] <= quest["effective_budget"] + 2 / 8
     assert 0 < routed["select_share"] < 1

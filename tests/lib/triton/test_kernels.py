@@ -349,13 +349,14 @@ def test_scores_in_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     assert sum(made) == 8 * 2 * 3 * 10 * 10
 
 
-@pytest.mark.parametrize(("heads", "n_tiles"), [(1, 1), (3, 7), (32, 2048)])
-def test_chunks_cover_every_cell_once(monkeypatch: pytest.MonkeyPatch, heads: int, n_tiles: int) -> None:
+@pytest.mark.parametrize(("heads", "n_tiles", "group"), [(1, 1, 1), (3, 7, 1), (32, 2048, 1), (12, 7, 3), (4, 1, 4)])
+def test_chunks_cover_every_cell_once(monkeypatch: pytest.MonkeyPatch, heads: int, n_tiles: int, group: int) -> None:
     for size in (1, 8 * 64 * 5, 2**20, 2**40):
         monkeypatch.setattr(rank, "SCORE_BYTES", size)
         seen = torch.zeros(heads, n_tiles, dtype=torch.int64)
-        for h, t in rank.chunks(1, heads, n_tiles, 64):
-            assert (h.stop - h.start) * (t.stop - t.start) * 64 * 8 <= max(size, 64 * 8)
+        for h, t in rank.chunks(1, heads, n_tiles, 64, group):
+            assert (h.stop - h.start) * (t.stop - t.start) * 64 * 8 <= max(size, group * 64 * 8)
+            assert (h.start % group, h.stop % group) == (0, 0)
             seen[h, t] += 1
             if size == 1 and int(seen.sum()) > 100:
                 break
@@ -379,7 +380,7 @@ class NoSync(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("kind", [*CUTTING, "outliers mass", "box mass-max"])
+@pytest.mark.parametrize("kind", [*CUTTING, "outliers mass", "box mass-max", "outliers softmax group"])
 @pytest.mark.parametrize("q_len", [64, 1])
 def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str, q_len: int) -> None:
     """After a first call made the plan's tables, everything between the kernels is launches."""
@@ -387,8 +388,8 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     preset = kind if kind in CUTTING else "router"
     policy = closecall.policy(preset, block=16, tile=32, budget=6, tile_factor=1)
     if kind != preset:
-        scorer, aggregate = kind.split()
-        policy = dataclasses.replace(policy, scorer=closecall.SCORERS[scorer](), aggregate=aggregate)
+        scorer, aggregate, *share = kind.split()
+        policy = policy.replace(scorer=closecall.SCORERS[scorer](), aggregate=aggregate, share=(*share, "head")[0])
     ENGINE.attention(q, k, v, policy)
 
     kernels = interpret.kernels(True)

@@ -44,11 +44,16 @@ def test_the_best_blocks_and_scores_at_ranks(
     scores = torch.tensor(numbers)
     bits = ascending(scores)
     bits[: min(hidden, n)] = rank.NEVER
+    # Of heads that decide together, each block's largest counts, whoever says it.
+    group = data.draw(st.sampled_from([1, 1, 3]))
+    heads = bits.repeat(group, 1)
+    for i in range(n * (group > 1)):
+        heads[torch.arange(group) != i % group, i] = rank.NEVER if i % 2 or bits[i] == rank.NEVER else -(2**31) + 1
     order, best = (torch.full((1, 1, 1, width), 7, dtype=torch.int32) for _ in range(2))
     chunk = data.draw(st.sampled_from([16, launch.select_chunk(n)]))  # long rows are written in several
-    sizes = launch.select_sizes(n, width) | {"CHUNK": chunk}
+    sizes = launch.select_sizes(n, width) | {"CHUNK": chunk, "GROUP": group}
     with ENGINE._forced(), backend._running(torch.device("cpu")) as kernel:
-        kernel.best_kernel[(1, 1, 1)](bits, order, best, 1, 0, 0, 1, n, width, **sizes)
+        kernel.best_kernel[(1, 1, 1)](heads, order, best, 1, 0, 0, 1, n, width, **sizes)
     expected, _ = rank.best(bits[None, None, None], min(width, n))
     there = expected[expected < n].sort().values
     assert order[0, 0, 0].tolist() == there.tolist() + [n] * (width - len(there))

@@ -7,7 +7,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from closecall.backends import cpu, flex
 from closecall.checks import check_scale
 from closecall.geometry import Geometry, plan
 from closecall.info import DTYPES
-from closecall.policy import PRESETS, Policy, accepted, policy
+from closecall.policy import Policy, policy
 from closecall.selection import Selection
 
+from ...eval.spec import Spec, split
 from ...spine import inputs
 from ...spine.numbers import mebibytes
 from ...spine.options import each, one_of
@@ -35,7 +36,16 @@ if TYPE_CHECKING:
 
 BASELINES = ("sdpa", "dense", "flex")
 PROBE_SECONDS = 0.02
-DENSE = policy("dense")
+
+
+class Named(NamedTuple):
+    """A policy and the text that asked for it: two of one preset may differ by an override."""
+
+    name: str
+    policy: Policy
+
+
+DENSE = Named("dense", policy("dense"))
 
 
 HELP = "selection + attention over whole prompts"
@@ -45,7 +55,12 @@ QUICK = FULL | {"contexts": "2k,4k,8k,16k", "dims": "128", "threads": "1", "seco
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policies", metavar="NAME,...", default="router-on-quest", help="presets (%(default)s)")
+    parser.add_argument(
+        "--policies",
+        metavar="POLICY,...",
+        default="router-on-quest",
+        help="presets, and what differs: auto,auto:share=group (%(default)s)",
+    )
     parser.add_argument(
         "--baselines", metavar="NAME,...", help="of sdpa, dense, flex (default all; with --quick no flex)"
     )
@@ -53,10 +68,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
     budget = shared.pop("budget")
-    names = each("--policies", args.policies, one_of("--policies", [n for n in PRESETS if n != "dense"]))
+    specs = [Spec.parse(text) for text in split(args.policies)]
+    named = tuple(Named(str(s), s.policy(budget)) for s in specs if s.preset != "dense")
+    if not named:
+        raise ValueError(f"--policies names none that cuts: {args.policies!r}; dense is a baseline")
     baselines = args.baselines or ("sdpa,dense" if args.quick else "sdpa,dense,flex")
     return AttentionBench(
-        policies=tuple(policy(name, **accepted(name, {"budget": budget})) for name in names),
+        policies=named,
         baselines=each("--baselines", baselines, one_of("--baselines", BASELINES)),
         **shared,
     )
@@ -66,17 +84,17 @@ def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
 class AttentionBench(TensorBenchmark):
     """Every thread count is a cell too; all policies run in each."""
 
-    policies: tuple[Policy, ...]
+    policies: tuple[Named, ...]
     baselines: tuple[str, ...]
     name = "attention"
     threads_apart = True
 
     @property
     def warnings(self) -> list[str]:
-        return uncut([(p.name, p) for p in self.policies], self.contexts)
+        return uncut(self.policies, self.contexts)
 
     def shared(self) -> Facts:
-        policies = [p.to_json() for p in self.policies]
+        policies = [p.policy.to_json() for p in self.policies]
         return super().shared() | {"policies": policies, "baselines": list(self.baselines)}
 
     def guess(self, cell: Facts) -> float:
@@ -107,7 +125,7 @@ class _Cell:
     def measure(self) -> Facts:
         count = self.cell["threads"]
         policies = [*([DENSE] if "dense" in self.bench.baselines else []), *self.bench.policies]
-        kept = {p.name: self._kept(p) for p in policies}
+        kept = {p.name: self._kept(p.policy) for p in policies}
         contenders = [self._ours(p, kept[p.name], count) for p in policies]
         if count > 1:
             contenders += [self._ours(p, kept[p.name], 1, " on one thread") for p in self.bench.policies]
@@ -136,11 +154,11 @@ class _Cell:
     def _kept(self, p: Policy) -> Selection | None:
         return None if covers_everything(p, self._geometry(p)) else select(self.q, self.k, p)
 
-    def _ours(self, p: Policy, kept: Selection | None, threads: int, suffix: str = "") -> Contender:
+    def _ours(self, p: Named, kept: Selection | None, threads: int, suffix: str = "") -> Contender:
         if kept is None:
-            return Contender.of(p.name + suffix, lambda: attention(self.q, self.k, self.v, p), threads)
+            return Contender.of(p.name + suffix, lambda: attention(self.q, self.k, self.v, p.policy), threads)
         steps: dict[str, Callable[..., object]] = {
-            "select": lambda _: select(self.q, self.k, p),
+            "select": lambda _: select(self.q, self.k, p.policy),
             "attend": lambda selection: attend(self.q, self.k, self.v, selection),
         }
         return Contender(p.name + suffix, steps, threads)
@@ -150,17 +168,17 @@ class _Cell:
         found = []
         for p in self.bench.policies:
             scale = check_scale(None, self.q.shape[3])
-            run = flex.compiled(self.q, self.k, self.v, kept[p.name], self._geometry(p), scale)
+            run = flex.compiled(self.q, self.k, self.v, kept[p.name], self._geometry(p.policy), scale)
             found.append(Contender.of(f"flex {p.name}", run, threads))
         return found
 
     def _probe(self) -> Callable[[], float] | None:
         return None if cpu.why_not(self.q) else lambda: cpu.peak(DTYPES[self.cell["dtype"]], PROBE_SECONDS)
 
-    def _row(self, p: Policy, kept: Selection | None, samples: Samples, has_peak: bool) -> Facts:
+    def _row(self, p: Named, kept: Selection | None, samples: Samples, has_peak: bool) -> Facts:
         name, flex_name, single = p.name, f"flex {p.name}", f"{p.name} on one thread"
         step = None if kept is None else "attend"
-        geometry = self._geometry(p)
+        geometry = self._geometry(p.policy)
         heads, dim, value_dim = self.q.shape[1], self.q.shape[3], self.v.shape[3]
         work = inputs.flops(kept, geometry, heads, dim, value_dim)
         rates = [work / t for t in samples.seconds(name, step)]

@@ -204,15 +204,17 @@ def rank(
             f"pool = {policy.pool}: the triton backend scores every row, and has no kernel for means of rows yet: use "
             "pool=1 with it, or backend='reference'"
         )
-    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS or policy.share == "group":
+    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS:
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
     batch, heads, rows, dim = q.shape
     n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
     width = policy.rule.limit(n_blocks)
     sort = not policy.rule.at_ranks or n_blocks > launch.MOST_SPAN
-    order = torch.empty(batch, heads, n_tiles, width, dtype=torch.int32, device=q.device)
-    scores = torch.empty(batch, heads, n_tiles, width, dtype=torch.float32 if sort else torch.int32, device=q.device)
+    together = heads // k.shape[1] if policy.share == "group" else 1
+    shape = (batch, heads // together, n_tiles, width)
+    order = torch.empty(shape, dtype=torch.int32, device=q.device)
+    scores = torch.empty(shape, dtype=torch.float32 if sort else torch.int32, device=q.device)
     forced = here.forced(policy.sinks)
     if here.blocks.shape[0] == 0:  # nothing but padding
         nothing = torch.full(order.shape, -math.inf, device=q.device)
@@ -254,7 +256,7 @@ def rank(
         constants = sizes | launch.score_sizes(arch, dim, launch.DTYPES[q.dtype], told, there)
         constants["num_stages"] = constants["STAGES"]
         with _running(q.device) as kernel:
-            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks):
+            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks, together):
                 shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
                 found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int32, device=q.device)
                 kernel.scores_kernel[shape](
@@ -262,12 +264,15 @@ def rank(
                     heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
                     MEAN=reduction.mean, **constants,
                 )  # fmt: skip
+                deciding = slice(some_heads.start // together, some_heads.stop // together)
                 if sort:
-                    order[:, some_heads, some_tiles], scores[:, some_heads, some_tiles] = ranking.best(found, width)
+                    found = torch.unflatten(found, 1, (-1, together)).amax(2)
+                    order[:, deciding, some_tiles], scores[:, deciding, some_tiles] = ranking.best(found, width)
                 else:
-                    kernel.best_kernel[shape](
-                        found, order, scores, n_tiles, some_tiles.start, some_heads.start, heads, n_blocks, width,
-                        CHUNK=launch.select_chunk(n_blocks), **launch.select_sizes(n_blocks, width),
+                    kernel.best_kernel[(shape[0], deciding.stop - deciding.start, batch)](
+                        found, order, scores, n_tiles, some_tiles.start, deciding.start, heads // together, n_blocks,
+                        width, CHUNK=launch.select_chunk(n_blocks), GROUP=together,
+                        **launch.select_sizes(n_blocks, width),
                     )  # fmt: skip
 
     tuning.run(_call(launch.scoring(told["VECTORS"], normalised), q, k, k), run)
@@ -346,20 +351,25 @@ def _many(
         # No further than there are blocks, should a rule of one's own count wrongly: nothing else checks on the device.
         counts = selection.counts.minimum((kept < geometry.n_blocks).sum(-1)).to(torch.int32)
         strides = (*kept.stride()[:3], *counts.stride())
+    group = heads // k.shape[1]
+    sharing = group > 1 and selection is not None and selection.group % group == 0
 
     def run(chosen: launch.Launch) -> None:
-        part = _fit(chosen.rows, geometry.tile)
-        grid = (geometry.n_tiles * -(-geometry.tile // part), heads, batch)
+        span = _fit(chosen.rows, geometry.tile)
+        packed = min(chosen.rows // span, launch.power_above(group)) if sharing else 1
+        part = span * packed
+        grid = (geometry.n_tiles * -(-geometry.tile // span), k.shape[1] * -(-group // packed), batch)
         with _running(q.device) as kernel:
             kernel.attend_kernel[grid](
                 q, k, v, out, lse, kept, counts, here.plan, *q.stride(), *k.stride(), *v.stride(), *strides,
-                geometry.n_tiles, rows, heads // k.shape[1], *factors,
-                TILE=geometry.tile, ROWS=part, KEYS=_fit(chosen.keys, geometry.block), LISTED=selection is not None,
-                STAGES=chosen.num_stages, **_constants(q, v, geometry.block, part, factors[1]),
+                geometry.n_tiles, rows, group, *factors,
+                TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=_fit(chosen.keys, geometry.block),
+                LISTED=selection is not None, STAGES=chosen.num_stages,
+                **_constants(q, v, geometry.block, part, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
             )  # fmt: skip
 
-    tuning.run(_call("attend", q, k, v, selection), run)
+    tuning.run(_call("packed" if sharing else "attend", q, k, v, selection), run)
 
 
 def _few(

@@ -24,7 +24,7 @@ from ...scorers.base import Planes
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 SMALL = ("sm_86", "sm_89", "sm_120")  # 99 KiB of shared memory for a thread block, where sm_80 has 163
-KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "few", "merge")
+KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "packed", "few", "merge")
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LARGEST_DIM = 256
 MOST_SPAN = 16384  # scores of a tile that the select kernels hold in registers: a million tokens in blocks of 64
@@ -38,8 +38,8 @@ FORCED_VALUES = 16
 
 @dataclass(frozen=True)
 class Launch:
-    """`rows` of queries and `keys` of one step. Of `scores`, `sums` and `shares`, keys are block columns; `summaries`,
-    `outliers` and `merge` have no rows."""
+    """`rows` of queries and `keys` of one step. Of `packed`, rows are of all heads that share their blocks; of
+    `scores`, `sums` and `shares`, keys are block columns; `summaries`, `outliers` and `merge` have no rows."""
 
     rows: int
     keys: int
@@ -82,9 +82,14 @@ def value_slices(arch: str, dim: int, rows: int) -> tuple[int, int, int]:
     return part, (head + (tail if tail % part == 0 else 0)) // part, tail if tail % part else 0
 
 
+def power_above(n: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (n - 1).bit_length()
+
+
 def padded(dim: int) -> int:
     """The power of two that holds a head dim, at least what tensor cores take."""
-    return max(16, 1 << (dim - 1).bit_length())
+    return max(16, power_above(dim))
 
 
 def layout(planes: Planes, dtype: str) -> dict[str, int]:
@@ -122,6 +127,8 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "few":
         narrow = full or (arch in ("sm_80", *SMALL) and wide > 192)  # more keys would need a stack
         return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
+    if kernel == "packed" and not full and _packs(arch, wide):
+        return Launch(128, _packed_keys(arch, wide), 8, 3)
     # Attention. A third stage is what gives keys and values a whole turn to arrive in.
     if full:
         deep = 2 if arch == "gfx942" and wide > 192 else 3  # 64 KiB
@@ -136,6 +143,21 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
         return Launch(64, 64, 4, 3)
     crowded = arch == "sm_80" and (wide > 192 or sum(slices(value_dim)) > 128)  # the same
     return Launch(64, 16 if crowded else 32, 4, 3)
+
+
+def _packs(arch: str, wide: int) -> bool:
+    """Whether there is room for the rows of two heads. Between 64 and 128 columns they need a stack, except on sm_90
+    and AMD; above 128, sm_100 has too little tensor memory."""
+    return arch in ("sm_90", "gfx942") or wide <= 64 or wide == 128 or (wide > 128 and arch != "sm_100")
+
+
+def _packed_keys(arch: str, wide: int) -> int:
+    """Keys of a turn where 128 rows of two heads meet them."""
+    if arch in SMALL:
+        return 64 if wide <= 64 else 32 if wide <= 128 else 16
+    if arch == "gfx942":
+        return 32 if wide <= 96 else 16
+    return 64 if wide <= 128 else 16 if arch == "sm_80" and wide > 192 else 32
 
 
 def select_sizes(n: int, room: int) -> dict[str, int]:

@@ -110,8 +110,13 @@ def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
         if dims in SOFTCAPPED:
             kinds["attend softcap"] = {"SOFTCAP": True}
     for kind, differs in kinds.items():
-        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64} | differs
+        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64, "HEADS": 1} | differs
         name = _name(kind, dims, dtype)
+        yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
+    if dtype != "fp32" and dims not in FORCED_DIMS:  # float32 has no room for the rows of two heads
+        chosen = launch.table("packed", arch, *dims, dtype)
+        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64, "HEADS": chosen.rows // 64}
+        name = _name("attend packed", dims, dtype)
         yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
 
 
@@ -190,7 +195,7 @@ def _select(arch: str) -> Iterator[Variant]:
     made += [("select keep", select.keep_kernel, SELECT_KEPT), ("select nth", select.nth_kernel, SELECT_KEPT)]
     for name, kernel, n in made:
         sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT) | {"CHUNK": launch.select_chunk(n)}
-        sizes |= {"BLOCK": 64, "RANKS": 3}
+        sizes |= {"BLOCK": 64, "RANKS": 3, "GROUP": 1}
         constants: dict[str, object] = {a: sizes[a] for a in kernel.arg_names if a in sizes}
         types = integers | {"counts": "*i64", "ranks": "*i64", "out": "*fp32"}
         chosen = launch.Launch(16, 16, sizes["num_warps"], 1)

@@ -18,15 +18,18 @@ def attend_kernel(
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, V_DIM: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr,
     V_TAIL: tl.constexpr, LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    STAGES: tl.constexpr, SLICE: tl.constexpr,
+    STAGES: tl.constexpr, SLICE: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One program does ROWS rows of one tile of one head.
+    """One program does ROWS rows of one tile: of one head, or ROWS // HEADS of each of HEADS heads that read one key
+    head and keep the same blocks. Keys and values are then loaded once for all of them. (Where the heads of a key head
+    are no multiple of HEADS, the last program has rows to spare.)
 
     Kept blocks ascend, so those that even the first row sees whole come first. The first loop runs over them, without a
     mask or a branch, and with the next block known one turn ahead: that is what lets the compiler overlap its copies
     with its products. The second runs over the few blocks that cross the rows' own positions.
     """
-    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    SPAN: tl.constexpr = ROWS // HEADS
+    PARTS: tl.constexpr = (TILE + SPAN - 1) // SPAN
     PIECES: tl.constexpr = (BLOCK + KEYS - 1) // KEYS
     # The second loop holds masks too: smaller steps keep it in registers.
     NEAR: tl.constexpr = 16 if KEYS < 32 or V_PART * V_PARTS > 128 else 32
@@ -34,24 +37,37 @@ def attend_kernel(
     # Later tiles see more and start first, so that the device does not wait for them at the end.
     tile = n_tiles - 1 - tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS
-    h = tl.program_id(1)
+    n_heads = tl.num_programs(1)
+    h = tl.program_id(1)  # the first head, if there are several
+    if HEADS > 1:
+        lots = (group + HEADS - 1) // HEADS
+        n_heads = n_heads // lots * group
+        left = group - h % lots * HEADS
+        h = h // lots * group + h % lots * HEADS
     b = tl.program_id(2)
     entry = plan + (b * n_tiles + tile) * 5
     row, rows, key, pos = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
-    if part * ROWS >= rows:  # a tile that does not exist, or that ends before this part of it
+    if part * SPAN >= rows:  # a tile that does not exist, or that ends before this part of it
         return
 
-    at = part * ROWS + tl.arange(0, ROWS)
-    real = at < rows
+    if HEADS > 1:
+        at = part * SPAN + tl.arange(0, ROWS) % SPAN
+        mate = tl.arange(0, ROWS) // SPAN  # whose row it is: counted from the first head
+        real = (at < rows) & (mate < left)
+        q_at, q_step = mate.to(tl.int64) * q_h + at.to(tl.int64) * q_n, 1
+    else:
+        at = part * ROWS + tl.arange(0, ROWS)
+        real = at < rows
+        q_at, q_step = at, q_n
     mine = pos + at  # positions among the sequence's keys
-    first = pos + part * ROWS
+    first = pos + part * SPAN
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     k += b.to(tl.int64) * k_b + (h // group).to(tl.int64) * k_h + key.to(tl.int64) * k_n
     v += b.to(tl.int64) * v_b + (h // group).to(tl.int64) * v_h + key.to(tl.int64) * v_n
     if SLICE == 0:
-        q0 = rows_of(q, at, real, q_n, q_d, 0, HEAD, DIM, True, WIDE)
+        q0 = rows_of(q, q_at, real, q_step, q_d, 0, HEAD, DIM, True, WIDE)
     if SLICE == 0 and TAIL:
-        q1 = rows_of(q, at, real, q_n, q_d, HEAD, TAIL, DIM, True, WIDE)
+        q1 = rows_of(q, q_at, real, q_step, q_d, HEAD, TAIL, DIM, True, WIDE)
 
     # How many kept blocks there are, and how many of them the first row sees whole.
     whole = 0
@@ -87,8 +103,8 @@ def attend_kernel(
             start = i * KEYS
         here = k + start.to(tl.int64) * k_n
         if SLICE:
-            s = sliced(q, at, real, q_n, q_d, here, piece, piece, k_n, k_d, ROWS, KEYS, DIM, SLICE, False, PRECISION,
-                       WIDE)  # fmt: skip
+            s = sliced(q, q_at, real, q_step, q_d, here, piece, piece, k_n, k_d, ROWS, KEYS, DIM, SLICE, False,
+                       PRECISION, WIDE)  # fmt: skip
         else:
             k0 = rows_of(here, piece, piece, k_n, k_d, 0, HEAD, DIM, False, WIDE)
             s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
@@ -110,7 +126,7 @@ def attend_kernel(
             there = (i // STEPS) * BLOCK + within
         ok = (there < end) & (within < BLOCK)
         if SLICE:
-            s = sliced(q, at, real, q_n, q_d, k, there, ok, k_n, k_d, ROWS, NEAR, DIM, SLICE, True, PRECISION,
+            s = sliced(q, q_at, real, q_step, q_d, k, there, ok, k_n, k_d, ROWS, NEAR, DIM, SLICE, True, PRECISION,
                        WIDE)  # fmt: skip
         else:
             k0 = rows_of(k, there, ok, k_n, k_d, 0, HEAD, DIM, True, WIDE)
@@ -124,7 +140,9 @@ def attend_kernel(
         acc = weighed(weights, v, there, ok, v_n, v_d, acc, shrink, sees, V_DIM, V_PART, V_PARTS, V_TAIL, True,
                       PRECISION, WIDE)  # fmt: skip
 
-    line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at  # of the output, which is contiguous
+    line = (b.to(tl.int64) * n_heads + h) * q_len + row + at  # of the output, which is contiguous
+    if HEADS > 1:
+        line += mate.to(tl.int64) * q_len
     tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=real)
     for j in tl.static_range(V_PARTS + (V_TAIL > 0)):
         column = j * V_PART + tl.arange(0, V_PART if j < V_PARTS else V_TAIL)

@@ -39,16 +39,26 @@ def taken(x, n):
     return above | (level & (running(level.to(tl.int32), 0) <= spare))
 
 
+@triton.jit
+def of_heads(scores, line, step, block, n_blocks, GROUP: tl.constexpr):
+    """The largest that any of GROUP heads, whose rows of scores are `step` apart, gives each block."""
+    x = tl.load(scores + line * n_blocks + block, mask=block < n_blocks, other=NEVER)
+    for i in range(1, GROUP):
+        x = tl.maximum(x, tl.load(scores + (line + i * step) * n_blocks + block, mask=block < n_blocks, other=NEVER))
+    return x
+
+
 @triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "n_blocks", "width"])
 def best_kernel(
     scores, order, best, n_tiles, first_tile, first_head, n_heads, n_blocks, width, SPAN: tl.constexpr,
-    SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+    SLOTS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """The `width` best blocks of a row of `scores [B, heads, tiles, n_blocks]`, ascending, and their scores."""
+    """The `width` best blocks of a row of `scores [B, heads, tiles, n_blocks]`, ascending, and their scores. Where
+    GROUP heads decide together, programs and outputs count those who decide, and scores have a row for every head."""
     t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    line = (b.to(tl.int64) * tl.num_programs(1) + h) * tl.num_programs(0) + t
-    at = tl.arange(0, SPAN)
-    x = tl.load(scores + line * n_blocks + at, mask=at < n_blocks, other=NEVER)
+    step = tl.num_programs(0)
+    line = (b.to(tl.int64) * tl.num_programs(1) + h) * GROUP * step + t
+    x = of_heads(scores, line, step, tl.arange(0, SPAN), n_blocks, GROUP)
     n = tl.minimum(width, total((x != NEVER).to(tl.int32), 0))
     edge = nth(x, n)
     spare = n - total((x > edge).to(tl.int32), 0)  # blocks on the edge that are kept: the first ones
@@ -57,7 +67,7 @@ def best_kernel(
     kept = n * 0
     for start in tl.range(0, n_blocks, CHUNK, num_stages=1):
         block = start + tl.arange(0, CHUNK)
-        score = tl.load(scores + line * n_blocks + block, mask=block < n_blocks, other=NEVER)
+        score = of_heads(scores, line, step, block, n_blocks, GROUP)
         level = ((score == edge) & (n > 0)).to(tl.int32)
         keep = (score > edge) | ((level > 0) & (levels + running(level, 0) <= spare))
         place = there + kept + running(keep.to(tl.int32), 0) - 1
