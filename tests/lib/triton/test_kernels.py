@@ -438,6 +438,23 @@ def test_an_old_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         backend._problem.cache_clear()
 
 
+def test_a_triton_in_a_package_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch for ROCm brings it: asking for the version by the usual name is an error there."""
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    backend._problem.cache_clear()
+    try:
+        assert backend._problem() is None
+        monkeypatch.setattr("triton.__version__", "3.4.0+rocm7")
+        backend._problem.cache_clear()
+        assert "triton 3.4.0+rocm7 is older than 3.5" in str(backend._problem())
+    finally:
+        backend._problem.cache_clear()
+
+
 def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_problem", lambda: "triton is not installed: pip install triton")
     with pytest.raises(ValueError, match=r"triton is not installed: pip install triton, or use backend='cpu'"):

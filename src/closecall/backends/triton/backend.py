@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import math
@@ -55,7 +56,10 @@ def _problem() -> str | None:
     """What is wrong with the triton that is installed; None if nothing is."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install triton"
-    found = importlib.metadata.version("triton")
+    try:
+        found = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # torch for ROCm brings it in a package of another name
+        found = importlib.import_module("triton").__version__
     if tuple(int(n) for n in re.findall(r"\d+", found)[:2]) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
         return f"triton {found} is older than {oldest}: pip install -U triton"
