@@ -1,8 +1,7 @@
-"""The compile report: every kernel variant for every target, as a table, JSON and Markdown."""
+"""The compile report: every kernel variant for every target, as a table and JSON. `page` makes one page of it."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 from collections.abc import Callable, Sequence
@@ -37,6 +36,14 @@ class Report:
     facts: Sequence[Facts]
     failures: Sequence[Failure]
     selected: str  # the options that chose what is in it
+    left: int = 0  # variants that an interruption left out
+
+    def unfinished(self) -> list[str]:
+        """A line if something is left out."""
+        if not self.left:
+            return []
+        total = self.left + len(self.facts) + len(self.failures)
+        return [f"Interrupted: {self.left} of {total} variants are left out; the same command goes on from here."]
 
     def problems(self) -> list[str]:
         """A line for each variant that does not compile or breaks an aim."""
@@ -46,14 +53,14 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         return {
             "closecall_gpu_report": JSON_VERSION,
-            "closecall": _version("closecall"),
-            "triton": _version("triton"),
+            "closecall": version_of("closecall"),
+            "triton": version_of("triton"),
             "variants": [f.to_dict() for f in self.facts],
             "failures": [{"arch": f.arch, "name": f.name, "error": f.error} for f in self.failures],
         }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -68,7 +75,8 @@ def _jobs(archs: Sequence[str], kernel: str | None, compiler: Compiler) -> list[
     names = {arch: compiler.names(arch) for arch in archs}
     if kernel is not None:
         every = sorted({name for found in names.values() for name in found})
-        names = {arch: [name for name in found if kernel.lower() in name.lower()] for arch, found in names.items()}
+        parts = [part.strip().lower() for part in kernel.split(",") if part.strip()]
+        names = {a: [name for name in found if any(p in name.lower() for p in parts)] for a, found in names.items()}
         if not any(names.values()):
             raise unknown("kernel", kernel, every)
     return [(arch, name) for arch in archs for name in names[arch]]
@@ -82,7 +90,8 @@ def gather(
     compiler: Callable[[], Compiler] | None = None,
     progress: Callable[[int, int, Job], None] = lambda done, total, job: None,
 ) -> Report:
-    """Compiles what `archs` and `kernel`, a part of variants' names, select, in `jobs` processes (one per core)."""
+    """Compiles what `archs` and `kernel` select, in `jobs` processes (one per core). `kernel` is a part of variants'
+    names, or several with commas between. An interruption (control-C) ends it early, with what is done by then."""
     for arch in archs:
         devices.target(arch)
     count = cores() if jobs is None else jobs
@@ -106,9 +115,13 @@ def gather(
 
         results: list[Facts | Failure] = []
         with ThreadPoolExecutor(count) as pool:
-            for job, result in zip(todo, pool.map(one, todo), strict=True):
-                results.append(result)
-                progress(len(results), len(todo), job)
+            made = [pool.submit(one, job) for job in todo]
+            try:
+                for job, future in zip(todo, made, strict=True):
+                    results.append(future.result())
+                    progress(len(results), len(todo), job)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
     finally:
         for worker in workers:
             worker.close()
@@ -118,6 +131,7 @@ def gather(
         [r for r in results if isinstance(r, Facts)],
         [r for r in results if isinstance(r, Failure)],
         " ".join(["", *options]),
+        left=len(todo) - len(results),
     )
 
 
@@ -173,75 +187,11 @@ NOTES = (
 
 def table(report: Report) -> Table:
     rows = [f.to_dict() for f in report.facts]
-    title = f"What the GPU kernels compile to: {len(rows)} variants, triton {_version('triton')}"
+    title = f"What the GPU kernels compile to: {len(rows)} variants, triton {version_of('triton')}"
     return Table(title, COLUMNS, rows, NOTES, keys=2)
-
-
-def _kernel(name: str) -> str:
-    """A variant's name up to its head dim."""
-    return name.split(" D")[0]
-
-
-def _span(values: Sequence[int]) -> str:
-    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
-
-
-def _summary(report: Report) -> list[str]:
-    """A line for each kernel and target."""
-    lines = ["| kernel | target | variants | registers | stack and spills | most shared memory | resident warps |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|")
-    for kernel, arch in dict.fromkeys((_kernel(f.name), f.arch) for f in report.facts):
-        mine = [f for f in report.facts if (_kernel(f.name), f.arch) == (kernel, arch)]
-        target = devices.target(arch)
-        lines.append(
-            f"| {kernel} | {arch} | {len(mine)} | {_span([f.registers for f in mine])} "
-            f"| {sum(f.stack + f.spills for f in mine)} | {max(f.shared for f in mine) / devices.KIB:.1f} "
-            f"of {target.shared_per_block // devices.KIB} KiB | {_span([f.resident_warps for f in mine])} |"
-        )
-    return lines
 
 
 def text(report: Report) -> str:
     """For a terminal."""
     shown = table(report).text() if report.facts else "No variant compiled."
-    return "\n".join([shown, *(f"does not compile: {f.error}" for f in report.failures)])
-
-
-def markdown(report: Report, file: str) -> str:
-    """The whole page that `--markdown FILE` writes."""
-    broken = report.problems()
-    verdict = (
-        [f"{len(broken)} of {len(report.facts) + len(report.failures)} break an aim:", "", *(f"- {b}" for b in broken)]
-        if broken
-        else [
-            "Every variant meets the aims: no spills to memory, no stack, shared memory within the target's limit, and",
-            "copies of later turns on their way in every attention loop. The tests check the same.",
-        ]
-    )
-    if parked := [f for f in report.facts if f.scalar_spills]:
-        most = max(f.scalar_spills or 0 for f in parked)
-        names = ", ".join(dict.fromkeys(f"{_kernel(f.name)} on {f.arch}" for f in parked))
-        verdict.append(f"{len(parked)} ({names}) park up to {most} scalar registers in lanes of vector registers.")
-    # Of hundreds of variants the page lists one by one those with a loop to pipeline, and those that break an aim.
-    shown = [f for f in report.facts if f.must_pipeline or f.problems()] or report.facts
-    full = table(dataclasses.replace(report, facts=shown)).markdown().split("\n", 2)[2] if shown else ""
-    return "\n".join(
-        [
-            "# What the GPU kernels compile to",
-            "",
-            f"Written by `{COMMAND}{report.selected} --markdown {file}` (triton {_version('triton')}), which needs no",
-            "GPU: Triton compiles for a target that is not here, and registers, stack and shared memory are read from",
-            "the binary, loops and their instructions from the emitted PTX or AMD assembly.",
-            "What it cannot tell is speed: that takes a GPU.",
-            "",
-            *verdict,
-            "",
-            *(_summary(report) if report.facts else []),
-            "",
-            "## The attention kernel",
-            "",
-            f"All {len(report.facts)} variants one by one: `{COMMAND}{report.selected}`.",
-            "",
-            full,
-        ]
-    )
+    return "\n".join([shown, *(f"does not compile: {f.error}" for f in report.failures), *report.unfinished()])

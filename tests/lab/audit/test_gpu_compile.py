@@ -22,7 +22,7 @@ NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
 SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
 # What every run compiles: the hot kernels at the two usual head dims for each kind of target. `make audit` compiles the
 # hot kernels of all dims and targets, and the others for one of each maker; `closecall gpu-report` all there are.
-HOT = ("attend D", "attend dense", "attend packed", "scores quest D", "select")
+HOT = ("attend D", "attend dense", "attend packed", "few D", "scores quest D", "select")
 USUAL = ("attend D128 bf16", "attend D64 bf16", "attend dense D128 bf16", "scores quest D128 bf16", "select keep")
 USUAL_PACKED = ("attend packed D128 bf16", "attend packed D64 bf16")  # for the two usual targets
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from closecall.cli import Parser
-from closecall_lab.audit import cli, report
+from closecall_lab.audit import cli, page, report
 from closecall_lab.audit.compile import CompileError, Compiler
 from closecall_lab.audit.facts import Facts
 
@@ -123,13 +123,13 @@ def test_a_failure_is_told_and_the_rest_goes_on() -> None:
     assert [f.name for f in found.facts] == NAMES[:3]
     assert found.problems() == ["broken D64 for sm_90: it is broken"]
     assert "does not compile: broken D64 for sm_90: it is broken" in report.text(found)
-    assert "1 of 4 break an aim" in report.markdown(found, "x.md")
+    assert "1 of 4 break an aim" in page.markdown(found, "x.md")
     assert found.to_dict()["failures"] == [
         {"arch": "sm_90", "name": "broken D64", "error": "broken D64 for sm_90: it is broken"}
     ]
     alone = report.gather(("sm_90",), kernel="broken", compiler=Broken)
     assert report.text(alone).startswith("No variant compiled.")
-    assert "broken D64" in report.markdown(alone, "x.md")
+    assert "broken D64" in page.markdown(alone, "x.md")
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,50 @@ def test_files(tmp_path: Path) -> None:
     assert len(data["variants"]) == 2 * len(TARGETS)
     assert Facts.from_dict(data["variants"][0]).name == "attend D64 bf16"
     assert {"overlapped", "problems", "tensor_per_block"} <= set(data["variants"][0])
-    page = (tmp_path / "r.md").read_text()
-    assert f"`closecall gpu-report --kernel 'ATTEND' --markdown {tmp_path / 'r.md'}`" in page
-    assert "Every variant meets the aims" in page
-    assert "2 (attend on gfx942) park up to 21 scalar registers" in page
-    assert page.count("| attend D128 bf16 |") == len(TARGETS)
+    text = (tmp_path / "r.md").read_text()
+    assert f"`closecall gpu-report --kernel 'ATTEND' --markdown {tmp_path / 'r.md'}`" in text
+    assert "All 14 variants meet the aims" in text
+    assert "2 (attend on gfx942) park up to 21 scalar registers" in text
+    assert text.count("| attend D128 bf16 |") == 1  # a line for all targets
+
+
+def test_a_line_of_the_page() -> None:
+    plain = "w2 b3 4x1 2bar 400i 200r 80K x2"
+    assert page.cell(Facts(name="attend D128 bf16", arch="sm_90", **FINE)) == plain
+    worse = Facts(name="attend D128 bf16", arch="sm_90", **(FINE | {"stack": 8, "waits": (2, 0)}))
+    assert page.cell(worse) == "**w0 b3 4x1 2bar 400i 200r 8st 80K x2**"
+    change = {"copies": 0, "wide_loads": 8, "loads_ahead": 7, "shared": 1536, "warps": "1 x 4, 4 x 1"}
+    amd = Facts(name="attend D128 bf16", arch="gfx942", **(FINE | change))
+    assert page.cell(amd) == "7/8 ahead b3 1x4+4x1 2bar 400i 200r 1.5K x2"
+    assert page.cell(Facts(name="x", arch="sm_90", **(FINE | {"loop": False, "must_pipeline": False}))) == "200r 80K x2"
+    other = Facts(name="summaries D64 bf16", arch="sm_80", **FINE)
+    lines = page._table(report.Report([worse, amd, other], [], ""))
+    assert lines[0] == "| variant | sm_90 | gfx942 | sm_80 |"
+    assert lines[3] == f"| summaries D64 bf16 | - | - | {plain} |"
+
+
+def test_parts_of_names_with_commas_between() -> None:
+    found = report.gather(("sm_90",), kernel="D128, summaries", jobs=1)
+    assert [f.name for f in found.facts] == NAMES[1:3]
+    assert found.selected == " --arch sm_90 --kernel 'D128, summaries'"
+
+
+def test_an_interruption_leaves_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of compiling are stopped now and then; what was compiled is remembered, and the page says what is left."""
+    plain = Made.facts
+
+    def facts(self: Made, arch: str, name: str) -> Facts:
+        if arch == "sm_86":
+            raise KeyboardInterrupt
+        return plain(self, arch, name)
+
+    monkeypatch.setattr(Made, "facts", facts)
+    with pytest.raises(ValueError, match="Interrupted: 18 of 21 variants are left out; the same command goes on"):
+        run("--jobs", "1", "--markdown", str(tmp_path / "r.md"))
+    text = (tmp_path / "r.md").read_text()
+    assert "Interrupted: 18 of 21 variants are left out" in text
+    assert text.count("| attend D128 bf16 |") == 1
+    assert Made.closed == 1
 
 
 def test_a_broken_aim_is_an_error_after_all_was_written(
