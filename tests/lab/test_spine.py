@@ -93,6 +93,12 @@ WIDE = Table(
 )
 
 
+def test_a_table_without_rows_keeps_its_title_and_notes() -> None:
+    nothing = Table("Times", (Column("ms", lambda r: r["ms"]),), [], ["failed at 8K"])
+    assert nothing.text() == "Times\n\nfailed at 8K"
+    assert nothing.markdown() == "# Times\n\n\n- failed at 8K\n"
+
+
 def test_a_wide_table_comes_in_parts_that_name_their_rows() -> None:
     lines = WIDE.text(width=40).splitlines()
     assert max(map(len, lines)) <= 40

@@ -58,7 +58,7 @@ class Table:
         widths = [max(map(len, [*head, *(line[i] for line in lines)])) for i, head in enumerate(heads)]
         named = [i for i, c in enumerate(columns) if c in self.columns[: self.keys]]
         body = []
-        for part in _parts(widths, named, width):
+        for part in _parts(widths, named, width) if columns else []:
             deep = max(len(heads[i]) for i in part)
             grid = [[([""] * (deep - len(heads[i])) + heads[i])[k] for i in part] for k in range(deep)]
             above = [_joined(cells, part, widths, columns) for cells in grid]
@@ -70,7 +70,7 @@ class Table:
         """The title is a heading of that level."""
         columns, lines = self.shown()
         rule = ["---" if c.left else "---:" for c in columns]
-        body = [f"| {' | '.join(cells)} |" for cells in ([c.title for c in columns], rule, *lines)]
+        body = [f"| {' | '.join(cells)} |" for cells in ([c.title for c in columns], rule, *lines) if columns]
         return "\n".join([f"{'#' * level} {self.title}", "", *body, "", *(f"- {n}" for n in self.notes), ""])
 
 
