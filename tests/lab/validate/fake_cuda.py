@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from closecall_lab.bench.validate.device import Cuda
+from closecall_lab.bench.validate.device import Cuda, Device
+
+
+@dataclass(frozen=True)
+class FakeGpu(Cuda):
+    """One of the machine's GPUs. Their memory is the host's, so that all others look like the first."""
+
+    world: FakeCuda
+
+    def others(self) -> list[Device]:
+        return [FakeGpu(self.place, self.world) for _ in range(self.world.gpus - 1)]
 
 
 @dataclass
@@ -27,6 +37,9 @@ class FakeCuda:
     log: list[str] = field(default_factory=list)
     replay: Callable[[], object] = lambda: None
     broken: bool = False  # as after an illegal access
+    stream: int = 0  # the current one; 0 is the usual one
+    streams: int = 0  # made so far
+    gpus: int = 1
 
     def install(self, patch: pytest.MonkeyPatch) -> Cuda:
         world = self
@@ -55,14 +68,17 @@ class FakeCuda:
                 world.replay()
 
         @contextlib.contextmanager
-        def graph(_: Graph) -> Iterator[None]:
+        def graph(_: Graph, pool: Any = None) -> Iterator[None]:
+            assert pool is not None  # graphs of one context share their memory
             world.log.append("capture")
             yield
 
         @contextlib.contextmanager
-        def stream(_: Any) -> Iterator[None]:
+        def stream(taken: SimpleNamespace) -> Iterator[None]:
             world.log.append("side stream")
+            before, world.stream = world.stream, taken.number
             yield
+            world.stream = before
 
         def set_mode(mode: int | str) -> None:
             world.mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
@@ -77,11 +93,17 @@ class FakeCuda:
             return SimpleNamespace(name="Fake 100", major=9, minor=0, total_memory=2**36, multi_processor_count=132)
 
         def new_stream() -> SimpleNamespace:
-            return SimpleNamespace(wait_stream=lambda _: None)
+            world.streams += 1
+            return SimpleNamespace(wait_stream=lambda _: None, number=world.streams)
+
+        def current_stream() -> SimpleNamespace:
+            return SimpleNamespace(wait_stream=lambda _: None, number=world.stream)
 
         names: dict[str, Any] = {
             "Event": Event, "CUDAGraph": Graph, "graph": graph, "stream": stream, "Stream": new_stream,
-            "current_stream": new_stream, "get_sync_debug_mode": lambda: world.mode, "set_sync_debug_mode": set_mode,
+            "current_stream": current_stream, "graph_pool_handle": lambda: "a pool",
+            "is_current_stream_capturing": lambda: False,
+            "get_sync_debug_mode": lambda: world.mode, "set_sync_debug_mode": set_mode,
             "synchronize": synchronize, "get_device_properties": properties, "empty_cache": lambda: None,
             "mem_get_info": lambda _: (world.free, 2**36), "memory_allocated": lambda _: world.allocated,
             "max_memory_allocated": lambda _: world.peak, "reset_peak_memory_stats": lambda _: None,
@@ -90,4 +112,4 @@ class FakeCuda:
         }  # fmt: skip
         for name, value in names.items():
             patch.setattr(torch.cuda, name, value)
-        return Cuda(torch.device("cpu"))
+        return FakeGpu(torch.device("cpu"), world)

@@ -8,7 +8,7 @@ import torch
 
 from closecall import cli
 from closecall_lab.bench.validate import runner
-from closecall_lab.bench.validate.cases import CASES
+from closecall_lab.bench.validate.behaviour import EVERYTHING
 from closecall_lab.bench.validate.cli import add_validate
 from closecall_lab.bench.validate.device import Cpu
 from closecall_lab.bench.validate.speed import CONTENDERS
@@ -37,14 +37,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_what_is_asked_for(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
     assert main("--out", str(tmp_path)) == 0
     device, backend, cases, settings, out = asked[0]
-    assert (type(device), backend, cases, out) == (Cpu, "auto", CASES, tmp_path)
+    assert (type(device), backend, cases, out) == (Cpu, "auto", EVERYTHING, tmp_path)
     assert settings.contexts == (8192, 16384, 32768)
     assert settings.contenders == CONTENDERS
+    assert settings.inputs == ("gaussian", "clustered")
     assert main("--quick", "--case", "packed", "--heads", "8", "--backend", "flex", "--contexts", "1k,3000") == 0
     _, backend, cases, settings, _ = asked[1]
     assert (backend, [c.name for c in cases]) == ("flex", ["packed"])
     assert (settings.heads, settings.dim, settings.contexts) == (8, 64, (1024, 3000))
     assert "flex" not in settings.contenders
+    assert settings.inputs == ("gaussian",)
     assert main("--no-timing") == 0
     assert asked[2][3] is None
     assert main("--quick", "--contenders", "dense,flex") == 0
@@ -60,7 +62,7 @@ def test_code_1_if_anything_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_cases_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--list") == 0
-    assert capsys.readouterr().out.splitlines() == [case.name for case in CASES]
+    assert capsys.readouterr().out.splitlines() == [case.name for case in EVERYTHING]
 
 
 WRONG = {
@@ -71,6 +73,7 @@ WRONG = {
     "--heads 3 --kv-heads 2": "--heads 3 is not a multiple of --kv-heads 2",
     "--dtype bf61": "did you mean 'bf16'?",
     "--contenders topkk": "did you mean 'topk'?",
+    "--inputs clusterd": "did you mean 'clustered'?",
     "--seconds 0": "--seconds must be above 0, got 0.0",
     "--budget 0": "--budget takes whole numbers",
 }

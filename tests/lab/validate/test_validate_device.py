@@ -67,7 +67,7 @@ def test_a_path_that_replays_on_new_inputs_can_be_captured(monkeypatch: pytest.M
 
     fake.replay = lambda: made[-1].copy_(q * 2)  # what was captured last, computed again in place
     assert on.capture_problem(call, q, other) is None
-    assert fake.log == ["side stream", "mode 2", "mode 0", "capture", "replay", "wait"]
+    assert fake.log == ["side stream", "mode 2", "mode 0", "side stream", "capture", "replay", "wait"]
     fake.replay = lambda: None  # a graph that holds the old queries' results
     q.fill_(1.0)
     assert "replayed on other queries" in str(on.capture_problem(call, q, other))

@@ -20,10 +20,10 @@ FILE = Path("out/validate.json")
 GOOD: list[Any] = [({"case": "whole"}, {"problem": None}), ({"case": "padded"}, {"problem": None})]
 
 
-def timed(**by_context: tuple[float, float, float]) -> list[Any]:
+def timed(kind: str = "gaussian", **by_context: tuple[float, float, float]) -> list[Any]:
     return [
         (
-            {"context": int(n[1:])},
+            {"context": int(n[1:]), "inputs": kind},
             {
                 "problem": None,
                 "rows": [
@@ -49,13 +49,32 @@ def test_a_context_that_falls_back_takes_the_claim_with_it() -> None:
     assert said[1].startswith("router is not faster than the best dense at any context timed for certain: 1.20x at 64K")
 
 
+def test_graphs_and_clustered_keys_are_told_beside() -> None:
+    plain = timed(n8192=(2.0, 1.9, 2.1), n65536=(3.0, 2.9, 3.1))
+    plain[1][1]["rows"][1]["graph_speedup"] = {"over": "fa3", "times": 2.5, "low": 2.4, "high": 2.6}
+    clustered = timed("clustered", n8192=(1.1, 0.9, 1.2), n65536=(4.0, 3.9, 4.1))
+    assert sentences(GOOD, [*plain, *clustered], True, FILE)[1] == (
+        "router is faster than the best dense from 64K tokens on: 3.00x at 64K (2.90 to 3.10); both from a CUDA graph "
+        "2.50x at 64K (2.40 to 2.60); on clustered keys 4.00x at 64K (3.90 to 4.10)."
+    )  # from 8K on normal keys alone: what holds for one kind is not claimed
+
+
+def test_what_ran_out_of_memory_is_named_and_the_rest_is_judged() -> None:
+    starved = [({"context": 131072, "inputs": "gaussian"}, {"problem": None, "no_memory": "OutOfMemoryError: 24 GiB"})]
+    said = sentences(GOOD, [*timed(n8192=(2.0, 1.9, 2.1)), *starved], True, FILE)
+    assert said[0] == "RIGHT: 3 of 4 checks and timings passed."
+    assert said[1].startswith("OUT OF MEMORY: 1 of 4 could not be finished. timing at 128K, gaussian keys: OutOfMemory")
+    assert str(FILE) in said[1]
+    assert said[2] == "router is faster than the best dense from 8K tokens on: 2.00x at 8K (1.90 to 2.10)."
+
+
 def test_nothing_is_said_of_speed_where_something_is_wrong() -> None:
     bad = [*GOOD, ({"case": "graph"}, {"problem": "the replay differs"})]
     said = sentences(bad, timed(n8192=(2.0, 1.9, 2.1)), True, FILE)
     assert said[0] == "WRONG: 1 of 4 failed. graph: the replay differs."
     assert str(FILE) in said[1]
     assert not any("faster" in line for line in said)
-    failed = [({"context": 65536}, {"problem": "out of memory"})]
+    failed = [({"context": 65536, "inputs": "gaussian"}, {"problem": "out of memory"})]
     assert sentences([*bad], failed, True, FILE)[0].endswith("graph: the replay differs, and 1 more.")
 
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -157,12 +157,20 @@ def _listed() -> Iterator[Case]:
 CASES = tuple(_listed())
 
 
-def matching(patterns: Sequence[str]) -> tuple[Case, ...]:
-    """The cases whose names match any of the shell patterns; all if there are none."""
-    names = [case.name for case in CASES]
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Some = TypeVar("Some", bound=Named)
+
+
+def matching(patterns: Sequence[str], every: Sequence[Some]) -> tuple[Some, ...]:
+    """Those whose names match any of the shell patterns; all if there are none."""
+    names = [case.name for case in every]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"no case is called {pattern!r}: {hint}`closecall validate --list` names them all")
-    return tuple(c for c in CASES if not patterns or any(fnmatchcase(c.name, p) for p in patterns))
+    return tuple(c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns))

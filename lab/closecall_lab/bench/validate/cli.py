@@ -20,12 +20,20 @@ CUDA: dict[str, Any] = {
     "dim": "128",
     "intermediate": "18944",
     "budget": "33",
+    "inputs": "gaussian,clustered",
     "seconds": 20.0,
 }
 CPU = CUDA | {"contexts": "8k,16k,32k", "dtype": "fp32", "heads": "4", "kv_heads": "1", "intermediate": "2048"}
 QUICK: dict[str, dict[str, Any]] = {
-    "cuda": {"contexts": "8k,32k", "seconds": 3.0},
-    "cpu": {"contexts": "2k,4k", "dim": "64", "intermediate": "1024", "budget": "8", "seconds": 1.0},
+    "cuda": {"contexts": "8k,32k", "inputs": "gaussian", "seconds": 3.0},
+    "cpu": {
+        "contexts": "2k,4k",
+        "dim": "64",
+        "intermediate": "1024",
+        "budget": "8",
+        "inputs": "gaussian",
+        "seconds": 1.0,
+    },
 }
 
 
@@ -33,8 +41,10 @@ def add_validate(commands: Commands) -> None:
     parser = commands.add_parser(
         "validate",
         help="is it right and fast on this device? checks against the reference, then timings",
-        description="Checks a backend against the reference and float64 on a fixed list of cases, then times dense\n"
-        "SDPA, our kernels and FlexAttention in turn. Leaves one JSON and one Markdown file with the paper's columns.\n"
+        description="Checks a backend against the reference and float64 on a fixed list of cases, and that it gives\n"
+        "the same bits again, on every stream and GPU, and from a CUDA graph. Then times everybody's dense attention\n"
+        "and our policies in turn. Leaves one JSON and one Markdown file, and ends in a verdict: right or not, and\n"
+        "from which context on faster than the best dense.\n"
         "What is done is kept: the same command goes on where it was stopped, and tries again what failed.\n"
         "Ends with code 1 if anything is wrong.",
     )
@@ -64,8 +74,9 @@ def add_validate(commands: Commands) -> None:
     parser.add_argument(
         "--contenders",
         metavar="NAME,...",
-        help="beside SDPA: of dense, topk, quest, router, router-on-quest, flex (all)",
+        help="beside the dense attention of others: of dense, topk, quest, router, router-on-quest, auto, flex (all)",
     )
+    parser.add_argument("--inputs", metavar="KIND,...", help=f"keys to time on ({default('inputs')})")
     parser.add_argument("--seconds", metavar="S", type=float, help=f"for a context ({default('seconds')})")
     parser.add_argument("--repeats", metavar="N", default="15", help="most rounds; at least 3 run (%(default)s)")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out/validate"), help="(%(default)s)")
@@ -74,12 +85,12 @@ def add_validate(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from . import cases, device, runner
+    from . import behaviour, cases, device, runner
 
     if args.list:
-        print("\n".join(case.name for case in cases.CASES))
+        print("\n".join(case.name for case in behaviour.EVERYTHING))
         return
-    chosen = cases.matching(args.case)
+    chosen = cases.matching(args.case, behaviour.EVERYTHING)
     on = device.pick(args.device)
     settings = None if args.no_timing else _settings(args, on.place.type)
     if not runner.run(on, args.backend, chosen, settings, args.out, fresh=args.fresh):
@@ -87,7 +98,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace, place: str) -> Any:
-    from . import speed
+    from . import draws, speed
 
     defaults = (CPU if place == "cpu" else CUDA) | (QUICK["cpu" if place == "cpu" else "cuda"] if args.quick else {})
     given = {key: value if (value := getattr(args, key)) is not None else defaults[key] for key in CUDA}
@@ -108,6 +119,7 @@ def _settings(args: argparse.Namespace, place: str) -> Any:
         dtype=one_of("--dtype", TYPES)(given["dtype"]),
         contenders=contenders,
         repeats=count("--repeats")(args.repeats),
+        inputs=each("--inputs", given["inputs"], one_of("--inputs", draws.KINDS)),
         seconds=given["seconds"],
         **numbers,
     )

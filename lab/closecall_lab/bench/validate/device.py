@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,13 @@ from closecall.registry import unknown
 
 from ...spine.results import Facts
 from ...spine.timing import Contender
+from . import graphs, hardware
+from .graphs import Graphs
 
 Steps = Mapping[str, Callable[[Any], Any]]
 MEMINFO = Path("/proc/meminfo")
+NO_GRAPHS = "a CPU captures no graphs: use --device cuda"
+LOAD_SECONDS = 1.0  # of work to look at the clocks under
 DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
@@ -56,6 +60,18 @@ class Device(Protocol):
         """Why `call`, which reads `q`, cannot run without waiting for the host or be captured in a graph; None if
         it can. `other` are the queries that the graph is replayed on."""
 
+    def graph_pool(self) -> Graphs:
+        """What captures calls for replay."""
+
+    def on_streams(self, call: Callable[[], Tensor]) -> list[Tensor]:
+        """What the call gives on two new streams that do not wait for each other, and then as usual."""
+
+    def others(self) -> list[Device]:
+        """The other devices of this machine."""
+
+    def under_load(self, call: Callable[[], Any], seconds: float) -> Facts | None:
+        """Clocks, power and temperature while calls of so many seconds run; None where nobody tells."""
+
     def is_lost(self) -> bool:
         """Whether nothing more can run in this process, after an error."""
 
@@ -83,7 +99,19 @@ class Cpu:
         return seen_by_clock
 
     def capture_problem(self, call: Callable[[], Tensor], q: Tensor, other: Tensor) -> str | None:
-        raise ValueError("a CPU captures no graphs: use --device cuda")
+        raise ValueError(NO_GRAPHS)
+
+    def graph_pool(self) -> Graphs:
+        raise ValueError(NO_GRAPHS)
+
+    def on_streams(self, call: Callable[[], Tensor]) -> list[Tensor]:
+        raise ValueError("a CPU has no streams: use --device cuda")
+
+    def others(self) -> list[Device]:
+        return []
+
+    def under_load(self, call: Callable[[], Any], seconds: float) -> Facts | None:
+        return None
 
     def is_lost(self) -> bool:
         return False
@@ -108,22 +136,6 @@ class OnStream(Contender):
         return dict(zip(self.steps, taken, strict=True)), result
 
 
-@contextlib.contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Within it, whatever makes the host wait for the device raises a RuntimeError."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 @dataclass(frozen=True)
 class Cuda:
     """Also ROCm devices, which torch calls cuda."""
@@ -132,7 +144,7 @@ class Cuda:
     is_gpu: bool = field(default=True, init=False)
     # Tensor cores cut off the bits that a sum has no room for where a CPU rounds: twice the error.
     roundoff: float = field(default=2.0**-23, init=False)
-    warm_ups: int = field(default=2, init=False)  # the first call compiles
+    warm_ups: int = field(default=graphs.WARM_UPS, init=False)
 
     def facts(self) -> Facts:
         at = torch.cuda.get_device_properties(self.place)
@@ -163,29 +175,25 @@ class Cuda:
         return max(0, int(torch.cuda.max_memory_allocated(self.place)) - int(before) - mine)
 
     def capture_problem(self, call: Callable[[], Tensor], q: Tensor, other: Tensor) -> str | None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # compiles, and fills caches, off the stream that is captured
-            for _ in range(self.warm_ups):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        try:
-            with _no_waiting():
-                call()
-        except RuntimeError as error:
-            return f"the host waits for the device: {first_line(error)}"
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                captured = call()
-        except RuntimeError as error:
-            return f"no graph can be captured: {first_line(error)}"
-        q.copy_(other)
-        graph.replay()
+        return graphs.problem(call, q, other)
+
+    def graph_pool(self) -> Graphs:
+        return Graphs()
+
+    def on_streams(self, call: Callable[[], Tensor]) -> list[Tensor]:
+        return graphs.on_streams(call)
+
+    def others(self) -> list[Device]:
+        return [Cuda(torch.device("cuda", i)) for i in range(torch.cuda.device_count()) if i != self.place.index]
+
+    def under_load(self, call: Callable[[], Any], seconds: float) -> Facts | None:
+        at = torch.cuda.get_device_properties(self.place)
+        identity = getattr(at, "uuid", None)
+        for _ in range(min(200, math.ceil(LOAD_SECONDS / max(seconds, 1e-6)))):  # asked for, not waited for
+            call()
+        found = hardware.read(f"GPU-{identity}" if identity else str(self.place.index or 0), bool(torch.version.hip))
         torch.cuda.synchronize()
-        if not torch.equal(captured, call()):
-            return "the graph replayed on other queries does not give what a plain call gives"
-        return None
+        return found
 
     def is_lost(self) -> bool:
         try:  # after an illegal access, say, every call fails

@@ -17,9 +17,11 @@ from closecall import backends, info
 from ...spine.interrupt import interruptible
 from ...spine.results import Facts, Store
 from . import report, speed, verdict
-from .cases import POLICIES, Case
+from .behaviour import Behaviour
+from .cases import Case
 from .check import WrongAnswerError, check
-from .device import Device, first_line
+from .device import Device
+from .graphs import first_line
 
 GIB = 2**30
 
@@ -56,12 +58,16 @@ def machine(device: Device) -> Facts:
     return device.facts() | info.machine() | {"triton": _triton(), "sources": fingerprint()}
 
 
-def resolve(backend: str, device: Device) -> str:
-    """The backend to validate: on a GPU, `auto` means the kernels written for it, not what one falls back to."""
-    probe = torch.empty(1, 1, 1, 64, device=device.place)
+def resolve(backend: str, device: Device, settings: speed.Speed | None = None) -> str:
+    """The backend to validate: on a GPU, `auto` means the kernels written for it, not what one falls back to. Raises
+    ValueError where it cannot run here, or not on the tensors that are to be timed."""
+    probes = [torch.empty(1, 1, 1, 64, device=device.place)]
+    if settings is not None:
+        probes.append(torch.empty(1, 1, 1, settings.dim, device=device.place, dtype=info.DTYPES[settings.dtype]))
     if backend == "auto":
-        backend = backends.explain(probe).name if not device.is_gpu else "triton"
-    backends.choose(backend, probe)
+        backend = backends.explain(probes[0]).name if not device.is_gpu else "triton"
+    for probe in probes:
+        backends.choose(backend, probe)
     return backend
 
 
@@ -69,7 +75,7 @@ def refuse_what_does_not_fit(cells: Sequence[Facts], device: Device, backend: st
     """Before anything is allocated."""
     there = device.free_bytes()
     for cell in cells:
-        needed = speed.bytes_needed(cell, backend)
+        needed = speed.bytes_needed(cell, backend, graphs=device.is_gpu)
         if there is not None and needed > there:
             raise ValueError(
                 f"--contexts {cell['context']} needs up to {needed:,} bytes ({needed / GIB:.1f} GiB) on "
@@ -77,35 +83,21 @@ def refuse_what_does_not_fit(cells: Sequence[Facts], device: Device, backend: st
             )
 
 
-def _check_job(case: Case, device: Device, backend: str) -> Job:
+def _check_job(what: Case | Behaviour, device: Device, backend: str) -> Job:
     def run() -> Facts:
-        needed, there = case.bytes_needed(), device.free_bytes()
+        if isinstance(what, Behaviour):
+            return what.run(device, backend)
+        needed, there = what.bytes_needed(), device.free_bytes()
         if there is not None and needed > there:
             return {"skipped": f"needs {needed / GIB:.1f} GiB, {there / GIB:.1f} GiB are free"}
-        return check(case, device, backend)
+        return check(what, device, backend)
 
-    return Job({"kind": "check", "case": case.name, "backend": backend}, case.name, run)
-
-
-def _capture_job(preset: str, device: Device, backend: str) -> Job:
-    def run() -> Facts:
-        case = Case("", preset)
-        q, k, v = case.tensors(device.place)
-        p = case.policy()
-        problem = device.capture_problem(
-            lambda: closecall.attention(q, k, v, p, backend=backend), q, torch.randn_like(q)
-        )
-        return {"problem": problem}
-
-    name = f"no host synchronisation, graph capture: {preset}"
-    return Job({"kind": "check", "case": name, "backend": backend}, name, run)
+    return Job({"kind": "check", "case": what.name, "backend": backend}, what.name, run)
 
 
-def check_jobs(cases: Sequence[Case], device: Device, backend: str) -> list[Job]:
-    found = [_check_job(case, device, backend) for case in cases]
-    if device.is_gpu and backend not in ("flex", "reference"):  # those two do wait for the host
-        found += [_capture_job(preset, device, backend) for preset in POLICIES]
-    return found
+def check_jobs(cases: Sequence[Case | Behaviour], device: Device, backend: str) -> list[Job]:
+    possible = [c for c in cases if not isinstance(c, Behaviour) or c.possible(device, backend)]
+    return [_check_job(what, device, backend) for what in possible]
 
 
 def speed_jobs(settings: speed.Speed | None, device: Device, backend: str) -> list[Job]:
@@ -129,13 +121,16 @@ def _attempt(job: Job, device: Device) -> tuple[Facts, bool]:
     except WrongAnswerError as error:
         return {"problem": str(error)}, True
     except Exception as error:
-        return {"problem": first_line(error)}, not device.is_lost()
+        said = first_line(error)
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+            return {"problem": None, "no_memory": said}, not device.is_lost()
+        return {"problem": said}, not device.is_lost()
 
 
 def _run_all(jobs: Sequence[Job], store: Store, here: Facts, device: Device) -> bool:
     """Whether all were tried. What failed before comes last, so that one crash does not hide the others for good."""
     known = {job.label: store.find(here, job.cell) for job in jobs}
-    failed = [job for job in jobs if (result := known[job.label]) is not None and result["problem"]]
+    failed = [job for job in jobs if (result := known[job.label]) is not None and not report.done(result)]
     todo = [job for job in jobs if known[job.label] is None] + failed
     if len(todo) < len(jobs):
         _log(f"{len(jobs) - len(todo)} of {len(jobs)} are in {store.path} already (--fresh does them again)")
@@ -143,7 +138,7 @@ def _run_all(jobs: Sequence[Job], store: Store, here: Facts, device: Device) -> 
         result, alive = _attempt(job, device)
         store.records = [r for r in store.records if (r["machine"], r["cell"]) != (here, job.cell)]
         store.add(here, job.cell, result)
-        said = result["problem"] or result.get("skipped") or ""
+        said = report.why(result) or ""
         _log(f"[{number}/{len(todo)}] {job.label}: {report.verdict(result)}{': ' if said else ''}{said}")
         if not alive:
             _log("the device does not answer after that: the same command goes on with the rest")
@@ -154,7 +149,7 @@ def _run_all(jobs: Sequence[Job], store: Store, here: Facts, device: Device) -> 
 def run(
     device: Device,
     backend: str,
-    cases: Sequence[Case],
+    cases: Sequence[Case | Behaviour],
     settings: speed.Speed | None,
     out: Path,
     *,
@@ -162,7 +157,7 @@ def run(
 ) -> bool:
     """Checks and times what is not there yet, prints the report and leaves `validate.json` and `validate.md` in `out`.
     Whether everything was tried and right."""
-    backend = resolve(backend, device)
+    backend = resolve(backend, device, settings)
     if settings is not None:
         settings.check()
     here = machine(device)
@@ -179,6 +174,7 @@ def run(
     tables = [report.checks(done[0], backend)] if done[0] else []
     if settings is not None and done[1]:
         tables.append(report.times(here, done[1], settings, backend))
+        tables += [launches] if (launches := report.kernels(done[1])).rows else []
     page = out / "validate.md"
     said = verdict.sentences(done[0], done[1], complete, store.path)
     page.write_text(report.page(here | {"backend": backend}, said, tables))
@@ -186,4 +182,4 @@ def run(
     for table in tables:
         print(f"\n{table.text()}")
     print("\n" + "\n".join(said))
-    return complete and not any(result["problem"] for part in done for _, result in part)
+    return complete and all(report.done(result) for part in done for _, result in part)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import statistics
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 
 from closecall import backends
 from closecall.api import PlannedCall, check_room, covers_everything
@@ -30,14 +29,18 @@ from closecall.selection import Selection
 from ...spine import inputs, numbers
 from ...spine.results import Facts
 from ...spine.timing import Contender, Samples, interleave
-from . import spot, verdict
-from .cases import POLICIES
-from .device import Device, first_line
+from . import draws, launched, rivals, spot, verdict
+from .behaviour import PRESETS
+from .check import WrongAnswerError
+from .device import Device
+from .graphs import first_line, same_bits
 
-SDPA, REST, FLEX = "sdpa", "rest of the layer", "flex"
+REST, FLEX, OURS = "rest of the layer", "flex", "dense"
 FLEX_POLICY = "router-on-quest"  # whose kept blocks FlexAttention gets
-CONTENDERS = (*POLICIES, FLEX)
-DENSE = (SDPA, "dense")
+CONTENDERS = (*PRESETS, FLEX)
+DENSE = (*rivals.DENSE, OURS)
+GRAPH = "{}, from a graph"  # the name under which a contender's replays are timed
+Steps = dict[str, dict[str, Callable[..., Any]]]  # by contender, and by step
 WORKSPACE = 64 * 2**20  # of the libraries that multiply matrices
 ROWS = 4096  # the rest of the layer takes this many rows at a time
 
@@ -56,15 +59,22 @@ class Speed:
     contenders: tuple[str, ...]
     repeats: int
     seconds: float
+    inputs: tuple[str, ...] = draws.KINDS
 
     def cells(self) -> list[Facts]:
-        shared = {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ("contexts", "contenders")}
-        return [{"context": n, **shared, "contenders": list(self.contenders)} for n in sorted(self.contexts)]
+        lists = ("contexts", "contenders", "inputs")
+        shared = {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in lists}
+        found = [(n, kind) for n in sorted(self.contexts) for kind in self.inputs]
+        return [{"context": n, "inputs": kind, **shared, "contenders": self._of(kind)} for n, kind in found]
+
+    def _of(self, kind: str) -> list[str]:
+        """FlexAttention takes long to compile: once a context is enough."""
+        return [name for name in self.contenders if name != FLEX or kind == self.inputs[0]]
 
     @functools.cached_property
     def policies(self) -> tuple[Policy, ...]:
         return tuple(
-            policy(name, **accepted(name, {"budget": self.budget})) for name in POLICIES if name in self.contenders
+            policy(name, **accepted(name, {"budget": self.budget})) for name in PRESETS if name in self.contenders
         )
 
     def check(self) -> None:
@@ -76,13 +86,13 @@ class Speed:
 
 def label(cell: Facts) -> str:
     return (
-        f"timing {numbers.size(cell['context'])} {cell['dtype']} D={cell['dim']}, "
+        f"timing {numbers.size(cell['context'])} {cell['inputs']} {cell['dtype']} D={cell['dim']}, "
         f"{cell['heads']} heads on {cell['kv_heads']}"
     )
 
 
-def bytes_needed(cell: Facts, backend: str) -> int:
-    """The most that measuring the cell allocates at once, from above."""
+def bytes_needed(cell: Facts, backend: str, graphs: bool = False) -> int:
+    """The most that measuring the cell allocates at once, from above; with graphs, which have memory of their own."""
     n, heads, kv_heads, dim = (int(cell[key]) for key in ("context", "heads", "kv_heads", "dim"))
     budget, intermediate = int(cell["budget"]), int(cell["intermediate"])
     size, hidden = DTYPES[cell["dtype"]].itemsize, heads * dim
@@ -96,8 +106,9 @@ def bytes_needed(cell: Facts, backend: str) -> int:
     index = 32 * heads * tiles * min(blocks, 4 * budget)
     weights = hidden * (2 * hidden + 2 * kv_heads * dim + 3 * intermediate) * size
     activations = min(ROWS, n) * (4 * hidden + 3 * intermediate) * size
-    tensors = 2 * q + kv + max(drawn, repeated) + weights + activations
-    return tensors + max(scores, flex_tables) + index + WORKSPACE
+    tensors = q + kv + max(drawn, repeated) + weights + activations
+    working = q + max(scores, flex_tables) + index + WORKSPACE
+    return tensors + working * (2 if graphs else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,48 +147,6 @@ class Layer:
             x @ self.qkv
             x = self.attended[:n] @ self.out
             (silu(x @ self.gate) * (x @ self.up)) @ self.down
-
-
-def _grouped(kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        with sdpa_kernel(kernel):  # an error rather than a fall back to a slow kernel
-            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-
-    return call
-
-
-def _repeated(kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-    wide_k, wide_v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    return _grouped(kernel, q, wide_k, wide_v)
-
-
-# The ways to run causal SDPA on a GPU. The last knows no grouped heads, but takes float32: its keys are repeated first.
-FORMS = {
-    "flash": functools.partial(_grouped, SDPBackend.FLASH_ATTENTION),
-    "cudnn": functools.partial(_grouped, SDPBackend.CUDNN_ATTENTION),
-    "memory-efficient, keys repeated beforehand": functools.partial(_repeated, SDPBackend.EFFICIENT_ATTENTION),
-}
-
-
-def sdpa_on_gpu(q: Tensor, k: Tensor, v: Tensor, device: Device) -> tuple[str, Callable[[], Tensor]]:
-    """The form of SDPA that is fastest on the first keys, of those that run here."""
-    first = [x[:, :, : inputs.PROBE_KEYS] for x in (q, k, v)]
-    taken, problems = {}, []
-    for name, form in FORMS.items():
-        call = form(*first)
-        contender = device.contender(name, {"": lambda _, call=call: call()})  # type: ignore[misc]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch says at length why a kernel does not take these tensors
-                laps = [sum(contender.run()[0].values()) for _ in range(9)]
-        except RuntimeError as error:
-            problems.append(f"{name}: {first_line(error)}")
-        else:
-            taken[name] = statistics.median(laps[2:])
-    if not taken:
-        raise RuntimeError(f"torch has no fast SDPA for these tensors ({'; '.join(problems)}): try another --dtype")
-    best = min(taken, key=lambda name: taken[name])
-    return best, FORMS[best](q, k, v)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,59 +188,113 @@ class Ours:
         heads, dim, value_dim = self.q.shape[1], self.q.shape[3], self.v.shape[3]
         mine, whole = (inputs.flops(x, self.geometry, heads, dim, value_dim) for x in (kept, None))
         budget = None if kept is None else kept.effective_budget
-        return {"kept": mine / whole, "effective_budget": budget, "spots": spots}
+        beside = None if kept is None else draws.together(kept.kv_idx, kept.counts)
+        return {"kept": mine / whole, "effective_budget": budget, "together": beside, "spots": spots}
 
 
 def measure(cell: Facts, settings: Speed, device: Device, backend: str) -> Facts:
     """Milliseconds, ratios and memory of every contender in the cell."""
-    shape = (cell["heads"], cell["kv_heads"], cell["context"], cell["context"], cell["dim"])
-    q, k, v = (x.to(device.place) for x in inputs.qkv(*shape, cell["dtype"]))
-    form, sdpa = sdpa_on_gpu(q, k, v, device) if device.is_gpu else inputs.sdpa(q, k, v)
+    shape = (cell["heads"], cell["kv_heads"], cell["context"], cell["dim"])
+    q, k, v = (x.to(device.place) for x in draws.tensors(cell["inputs"], *shape, cell["dtype"]))
+    if FLEX in cell["contenders"]:
+        torch.compiler.reset()  # every cell is another shape, and torch stops compiling after a few
+    dense, missing = rivals.there(q, k, v, device, FLEX in cell["contenders"])
     layer = Layer.of(cell, device.place)
     ours = {p.name: Ours(p, backends.choose(backend, q), q, k, v) for p in settings.policies}
-    contenders = [device.contender(SDPA, {"": lambda _: sdpa()}), device.contender(REST, {"": lambda _: layer.run()})]
-    for name, mine in ours.items():
-        contenders.append(device.contender(name, mine.steps()))
-    facts: Facts = {"sdpa_form": form}
-    if FLEX in settings.contenders:
+    steps: Steps = {name: {"": lambda _, call=call: call()} for name, call in dense.items()}
+    steps |= {name: mine.steps() for name, mine in ours.items()}
+    if FLEX in cell["contenders"]:
         try:
             run = _flex(q, k, v, settings.budget, backend)
-            contenders.append(device.contender(FLEX, {"": lambda _: run()}))
+            steps[FLEX] = {"": lambda _: run()}
         except (RuntimeError, ValueError, NotImplementedError) as error:  # no compiler, say: the others still run
-            if device.is_lost():
+            if device.is_lost() or isinstance(error, torch.OutOfMemoryError):
                 raise
-            facts["flex_problem"] = first_line(error)
+            missing[FLEX] = first_line(error)
+    contenders = [device.contender(REST, {"": lambda _: layer.run()})]
+    contenders += [device.contender(name, of) for name, of in steps.items()]
     for contender in contenders:
         for _ in range(device.warm_ups):
             contender.run()
-    samples = interleave(contenders, seconds=settings.seconds, most_rounds=settings.repeats)
-    facts |= {"rounds": samples.rounds, "rest_ms": 1000 * samples.median(REST)}
-    timed = [c for c in contenders if c.name != REST]
-    facts["rows"] = [_row(c, samples, device) | (ours[c.name].facts(device) if c.name in ours else {}) for c in timed]
+    replayed, unreplayed = _from_graphs(steps, ours, device) if device.is_gpu else ([], {})
+    samples = interleave([*contenders, *replayed], seconds=settings.seconds, most_rounds=settings.repeats)
+    best = min(dense, key=samples.median)
+    facts: Facts = {"rounds": samples.rounds, "rest_ms": 1000 * samples.median(REST), "best_dense": best}
+    facts |= {"missing": missing, "no_graph": unreplayed, "rows": []}
+    for contender in contenders[1:]:
+        row = _row(contender, samples, device, best)
+        if contender.name in ours:
+            row |= ours[contender.name].facts(device)
+            row["kernels"] = launched.by(contender.run) if device.is_gpu else []
+        facts["rows"].append(row)
+    busy = contenders[-1]
+    facts["hardware"] = device.under_load(busy.run, samples.median(busy.name))
     return facts
 
 
+def _whole(steps: Mapping[str, Callable[..., Any]]) -> Callable[[], Any]:
+    def call() -> Any:
+        result = None
+        for step in steps.values():
+            result = step(result)
+        return result
+
+    return call
+
+
+def _from_graphs(steps: Steps, ours: Mapping[str, object], device: Device) -> tuple[list[Contender], dict[str, str]]:
+    """Every contender once more, as replays of a graph; and why some cannot be. Ours must give the same bits."""
+    pool, found, problems = device.graph_pool(), [], {}
+    for name, of in steps.items():
+        try:
+            replay, captured = pool.capture(_whole(of))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if device.is_lost():
+                raise
+            problems[name] = first_line(error)
+            continue
+        if name in ours:
+            replay()
+            if not same_bits(captured, _whole(of)()):
+                raise WrongAnswerError(f"{name} replayed from a graph does not give what a plain call gives")
+        del captured
+        found.append(device.contender(GRAPH.format(name), {"": lambda _, replay=replay: replay()}))  # type: ignore[misc]
+    return found, problems
+
+
 def _flex(q: Tensor, k: Tensor, v: Tensor, budget: int, backend: str) -> Callable[[], Tensor]:
-    torch.compiler.reset()  # every cell is another shape, and torch stops compiling after a few
     mine = Ours(policy(FLEX_POLICY, budget=budget), backends.choose(backend, q), q, k, v)
     return flex.compiled(q, k, v, mine.select(), mine.geometry, mine.scale)
 
 
-def _row(contender: Contender, samples: Samples, device: Device) -> Facts:
+def _row(contender: Contender, samples: Samples, device: Device, best: str) -> Facts:
     name = contender.name
-    mine, rest, dense = samples.seconds(name), samples.seconds(REST), samples.seconds(SDPA)
+    mine, rest, dense = samples.seconds(name), samples.seconds(REST), samples.seconds(best)
     extra = device.extra_bytes(lambda: contender.run()[1], samples.extra_bytes[name])
     selects = "select" in contender.steps
-    rivals = {d: samples.seconds(d) for d in DENSE if d in samples.laps}
-    return {
+    row: Facts = {
         "name": name,
         "ms": 1000 * samples.median(name),
         "select_ms": 1000 * samples.median(name, "select") if selects else None,
         "select_share": samples.share(name, "select") if selects else None,
-        "over_sdpa": samples.ratio(name, SDPA),
-        "over_our_dense": samples.ratio(name, "dense"),
-        "speedup": None if name in DENSE else verdict.speedup(rivals, mine),
+        "over_dense": samples.ratio(name, best),
+        "over_our_dense": samples.ratio(name, OURS),
+        "speedup": None if name in DENSE else verdict.speedup(_rivals(samples, "{}"), mine),
         "share": statistics.median(a / (a + r) for a, r in zip(mine, rest, strict=True)),
         "wall": statistics.median((a + r) / (d + r) for a, r, d in zip(mine, rest, dense, strict=True)),
         "extra_mib": None if extra is None else extra / 2**20,
+        "graph_ms": None,
+        "graph_speedup": None,
     }
+    if (graph := GRAPH.format(name)) in samples.laps:
+        row["graph_ms"] = 1000 * samples.median(graph)
+        if name not in DENSE and (against := _rivals(samples, GRAPH)):
+            row["graph_speedup"] = verdict.speedup(against, samples.seconds(graph))
+    return row
+
+
+def _rivals(samples: Samples, form: str) -> dict[str, list[float]]:
+    """Seconds of everybody's dense attention, ours too, by name."""
+    return {name: samples.seconds(form.format(name)) for name in DENSE if form.format(name) in samples.laps}

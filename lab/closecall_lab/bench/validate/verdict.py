@@ -40,30 +40,49 @@ def speedup(dense: dict[str, list[float]], ours: list[float]) -> Facts:
     return {"over": best, "times": statistics.median(ratios), "low": low, "high": high}
 
 
-def _faster(name: str, timed: Measured) -> str | None:
-    """One contender's sentence; None if it was not timed."""
-    found = {
-        cell["context"]: row["speedup"]
+def _found(name: str, timed: Measured, kind: str, field: str) -> dict[int, Facts]:
+    """One contender's speed-ups by context, on one kind of keys; `field` tells plain calls from replays."""
+    return {
+        cell["context"]: row[field]
         for cell, result in timed
         for row in result.get("rows", [])
-        if row["name"] == name and row.get("speedup")
+        if cell["inputs"] == kind and row["name"] == name and row.get(field)
     }
+
+
+def _words(found: dict[int, Facts]) -> str:
+    last = max(found)
+    at = found[last]
+    return f"{at['times']:.2f}x at {numbers.size(last)} ({at['low']:.2f} to {at['high']:.2f})"
+
+
+def _faster(name: str, timed: Measured) -> str | None:
+    """One contender's sentence; None if it was not timed."""
+    kinds = list(dict.fromkeys(cell["inputs"] for cell, _ in timed))
+    found = {kind: there for kind in kinds if (there := _found(name, timed, kind, "speedup"))}
     if not found:
         return None
-    contexts = sorted(found)
-    last = contexts[-1]
-    at_last = found[last]
-    words = f"{at_last['times']:.2f}x at {numbers.size(last)} ({at_last['low']:.2f} to {at_last['high']:.2f})"
-    # From the first context on from which all longer ones are faster, beyond doubt.
-    sure = next((n for n in contexts if all(found[m]["low"] > 1 for m in contexts if m >= n)), None)
+    first, *others = found
+    contexts = sorted(found[first])
+    words = _words(found[first])
+    if replayed := _found(name, timed, first, "graph_speedup"):
+        words += f"; both from a CUDA graph {_words(replayed)}"
+    words += "".join(f"; on {kind} keys {_words(found[kind])}" for kind in others)
+    # From the first context on from which all longer ones are faster, beyond doubt, whatever the keys.
+    every = {n: min(there[n]["low"] for there in found.values() if n in there) for n in contexts}
+    sure = next((n for n in contexts if all(every[m] > 1 for m in contexts if m >= n)), None)
     if sure is None:
         return f"{name} is not faster than the best dense at any context timed for certain: {words}."
     return f"{name} is faster than the best dense from {numbers.size(sure)} tokens on: {words}."
 
 
+def _label(cell: Facts) -> str:
+    return cell.get("case") or f"timing at {numbers.size(cell['context'])}, {cell['inputs']} keys"
+
+
 def sentences(checked: Measured, timed: Measured, complete: bool, file: Path) -> list[str]:
     """The verdict. Nothing is said of speed where something is wrong: a wrong answer is not fast."""
-    tried = [(cell.get("case") or f"timing at {numbers.size(cell['context'])}", r) for cell, r in (*checked, *timed)]
+    tried = [(_label(cell), result) for cell, result in (*checked, *timed)]
     failed = [(name, result["problem"]) for name, result in tried if result.get("problem")]
     if failed:
         first, problem = failed[0]
@@ -75,8 +94,15 @@ def sentences(checked: Measured, timed: Measured, complete: bool, file: Path) ->
     if not complete:
         return [f"NOT FINISHED: {len(tried)} were tried and right; the same command goes on with the rest ({file})."]
     skipped = sum(bool(result.get("skipped")) for _, result in tried)
+    starved = [(name, result["no_memory"]) for name, result in tried if result.get("no_memory")]
     left_out = f", {skipped} left out for want of memory" if skipped else ""
-    said = [f"RIGHT: {len(tried) - skipped} of {len(tried)} checks and timings passed{left_out}."]
+    said = [f"RIGHT: {len(tried) - skipped - len(starved)} of {len(tried)} checks and timings passed{left_out}."]
+    if starved:
+        first, problem = starved[0]
+        said.append(
+            f"OUT OF MEMORY: {len(starved)} of {len(tried)} could not be finished. {first}: {problem}. The rest is "
+            f"kept in {file}. Free memory, or leave them out with --contexts or --case: the same command tries again."
+        )
     names = dict.fromkeys(row["name"] for _, result in timed for row in result.get("rows", []))
     said += [sentence for name in names if (sentence := _faster(name, timed)) is not None]
     return [*said, f"Please send {file} to the project if you can: nobody has timed these kernels on every device."]
