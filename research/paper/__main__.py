@@ -8,8 +8,8 @@ from pathlib import Path
 
 from closecall.cli import Parser, guarded
 from closecall_lab.eval.store import Store
-from closecall_lab.report.cli import store_option, write
-from closecall_lab.spine.options import count, output_dir
+from closecall_lab.report.cli import write
+from closecall_lab.spine.options import count, output_dir, shared
 
 from . import experiments, reproduce
 from .page import reproduction
@@ -44,7 +44,6 @@ def options() -> argparse.ArgumentParser:
         "--model", metavar="NAME", help="as `closecall eval` takes it: probe, smollm2, a hub id, a path"
     )
     parser.add_argument("--n", metavar="N", help="examples of each task and context (as many as in the paper)")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the examples (%(default)s)")
     parser.add_argument(
         "--scale", metavar="X", help="divides the paper's contexts and budgets (probe 4, smollm2 8, others 1)"
     )
@@ -52,12 +51,9 @@ def options() -> argparse.ArgumentParser:
         "--data", metavar="FILE", action="append", default=[],
         help="LongBench's examples, where the hub cannot be reached; for longbench-v1 also NAME=FILE, repeatedly",
     )  # fmt: skip
-    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
-    store_option(parser, "where results live")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (out/reproduce/NAME)")
+    shared(parser, "seed", "dtype", "store", "out", "jobs", out_help="where to write (out/reproduce/NAME)")
     parser.add_argument("--executor", metavar="NAME", default="local", help="local or ray (%(default)s)")
     parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster (one on this machine)")
-    parser.add_argument("--jobs", metavar="N", default="1", help="workers, each with a model of its own (%(default)s)")
 
     def run(args: argparse.Namespace) -> None:
         if args.name is None:

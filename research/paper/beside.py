@@ -22,24 +22,24 @@ SHOWN = "ours: {n} at {context} tokens, 95% intervals, effective budget as measu
 
 
 def _ours(policy: str, finding: Finding | None, **more: Any) -> Row:
-    return {"policy": policy, "it": finding} | more
+    return {"policy": policy, "finding": finding} | more
 
 
 def _policy_columns(title: str = "policy") -> tuple[Column, ...]:
     return (
-        Column(title, lambda r: r["policy"], left=True),
+        Column(title, "policy", left=True),
         Column("scorer", lambda r: Spec.parse(r["policy"]).scorer, left=True),
-        Column("budget (tile budget)", lambda r: r["it"] and r["it"].budget_text, left=True),
-        Column("effective budget", lambda r: r["it"] and r["it"].line.effective_budget, ".1f"),
+        Column("budget (tile budget)", "finding.budget_text", left=True),
+        Column("effective budget", "finding.line.effective_budget", ".1f"),
     )
 
 
 def _accuracy(title: str = "ours: accuracy") -> Column:
-    return Column(title, lambda r: r["it"] and estimate(r["it"].accuracy))
+    return Column(title, lambda r: r["finding"] and estimate(r["finding"].accuracy))
 
 
 def _paired(title: str = "ours: paired recall") -> Column:
-    return Column(title, lambda r: r["it"] and estimate(r["it"].paired))
+    return Column(title, lambda r: r["finding"] and estimate(r["finding"].paired))
 
 
 def _papers(
@@ -71,8 +71,8 @@ def longbench_v2(outcome: Outcome) -> list[Table]:
     columns = (
         *_policy_columns(),
         _accuracy(),
-        Column("ours: by logits", lambda r: r["it"] and estimate(r["it"].by_logits)),
-        Column("ours: no letter", lambda r: r["it"] and r["it"].line.no_letter, ".0%"),
+        Column("ours: by logits", lambda r: r["finding"] and estimate(r["finding"].by_logits)),
+        Column("ours: no letter", "finding.line.no_letter", ".0%"),
         *_papers("paper"),
     )
     accuracy = Table(f"Accuracy ({paper.LONGBENCH_V2_WHERE})", columns, rows, notes)
@@ -106,7 +106,7 @@ def pareto(outcome: Outcome) -> list[Table]:
         Column("paper's", lambda r: size(r["at"])),
         *_policy_columns(),
         _accuracy(),
-        Column("ours: wall vs dense", lambda r: r["it"] and r["it"].prefill_vs_dense, ".2f"),
+        Column("ours: wall vs dense", "finding.prefill_vs_dense", ".2f"),
     ]
     for model in paper.PARETO:
         columns += [
@@ -134,7 +134,7 @@ def budget_match(outcome: Outcome) -> list[Table]:
     columns = (
         *_policy_columns(),
         _accuracy(),
-        Column("paper: effective", lambda r: r["effective"], "g"),
+        Column("paper: effective", "effective", "g"),
         *_papers("paper", models),
     )
     notes = [*_shown(outcome, NEEDLE, 32 * K), "/matched, /random and /last are controls that the paper does not have."]
@@ -158,11 +158,11 @@ def _lifts(outcome: Outcome, setting: Setting) -> Table:
             | {name: f"{getattr(parts, name):+.2f}" for name in ("lift", "budget", "selectivity")}
         )
     columns = (
-        Column("whose", lambda r: r["whose"], left=True),
-        Column("lift over top-k", lambda r: r["lift"]),
-        Column("= budget", lambda r: r["budget"]),
-        Column("+ selectivity", lambda r: r["selectivity"]),
-        Column("router vs its control, only one of the two right", lambda r: r["test"], left=True),
+        Column("whose", left=True),
+        Column("lift over top-k", "lift"),
+        Column("= budget", "budget"),
+        Column("+ selectivity", "selectivity"),
+        Column("router vs its control, only one of the two right", "test", left=True),
     )
     notes = [
         "Our control keeps, example by example, as many blocks as the router did; the paper's is quest at budget 47 "
@@ -187,12 +187,12 @@ def pch(outcome: Outcome) -> list[Table]:
         Column("context", lambda r: size(outcome.plan.context(r["at"]))),
         Column("paper's", lambda r: size(r["at"])),
         *_policy_columns(),
-        Column("ours: hit rate", lambda r: r["it"] and r["it"].line.hit, ".2f"),
-        Column("ours: head union", lambda r: r["it"] and r["it"].line.hit_union, ".2f"),
+        Column("ours: hit rate", "finding.line.hit", ".2f"),
+        Column("ours: head union", "finding.line.hit_union", ".2f"),
         _accuracy(),
-        Column("ours: wall vs dense", lambda r: r["it"] and r["it"].prefill_vs_dense, ".2f"),
-        Column(f"paper: {paper.PCH_MODEL}, hit rate", lambda r: r["hit"], ".2f"),
-        Column("wall vs dense", lambda r: r["ratio"], ".2f"),
+        Column("ours: wall vs dense", "finding.prefill_vs_dense", ".2f"),
+        Column(f"paper: {paper.PCH_MODEL}, hit rate", "hit", ".2f"),
+        Column("wall vs dense", "ratio", ".2f"),
     )
     notes = [
         "hit rate: gold blocks kept for the tile with the question, mean over heads and layers; head union: by any "
@@ -208,7 +208,7 @@ def q_sweep(outcome: Outcome) -> list[Table]:
         *_policy_columns(),
         _accuracy(),
         _paired(),
-        Column("paper: paired recall", lambda r: r["published"], ".2f"),
+        Column("paper: paired recall", "published", ".2f"),
     )
     notes = [*_shown(outcome, NEEDLE, 32 * K)[:1], "The paper does not name the model of its sweep."]
     return [Table(f"Paired recall over q ({paper.Q_SWEEP_WHERE})", columns, rows, notes)]
@@ -220,16 +220,24 @@ def _triggers(outcome: Outcome, policies: Sequence[str], where: str, statement: 
     topk = outcome.find(NEEDLE, 32 * K, "topk")
 
     def over_topk(row: Row) -> float | None:
-        return row["it"].accuracy.value - topk.accuracy.value if row["it"] and topk and row["it"] is not topk else None
+        return (
+            row["finding"].accuracy.value - topk.accuracy.value
+            if row["finding"] and topk and row["finding"] is not topk
+            else None
+        )
 
     columns = (
         *_policy_columns(),
         _accuracy(),
         Column("over topk", over_topk, "+.2f"),
         _paired(),
-        Column("triggered", lambda r: r["it"].line.trigger_rate if r["it"] and r["it"].triggers else None, ".0%"),
-        Column("lowest layer", lambda r: r["it"] and tables.extreme(r["it"], min), ".0%"),
-        Column("highest layer", lambda r: r["it"] and tables.extreme(r["it"], max), ".0%"),
+        Column(
+            "triggered",
+            lambda r: r["finding"].line.trigger_rate if r["finding"] and r["finding"].triggers else None,
+            ".0%",
+        ),
+        Column("lowest layer", lambda r: r["finding"] and tables.extreme(r["finding"], min), ".0%"),
+        Column("highest layer", lambda r: r["finding"] and tables.extreme(r["finding"], max), ".0%"),
     )
     notes = [*_shown(outcome, NEEDLE, 32 * K)[:1], f"The paper ({where}): {statement}."]
     return [Table(f"{title} ({where})", columns, rows, notes)]
@@ -254,12 +262,12 @@ def longbench_v1(outcome: Outcome) -> list[Table]:
                 published = paper.LONGBENCH_V1_PAIRED.get((name, p))
                 rows.append(_ours(p, outcome.find(task, 32 * K, p), subset=name, published=published))
     columns = (
-        Column("subset", lambda r: r["subset"], left=True),
+        Column("subset", left=True),
         *_policy_columns(),
-        Column("ours: F1", lambda r: r["it"] and estimate(r["it"].line.score)),
-        Column("ours: n_dc", lambda r: r["it"] and r["it"].paired and r["it"].paired.n),
+        Column("ours: F1", lambda r: r["finding"] and estimate(r["finding"].line.score)),
+        Column("ours: n_dc", "finding.paired.n"),
         _paired(),
-        Column("paper: paired recall", lambda r: r["published"], ".2f"),
+        Column("paper: paired recall", "published", ".2f"),
     )
     gain = paper.LONGBENCH_V1_F1_GAIN["narrativeqa"]
     notes = [

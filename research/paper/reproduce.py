@@ -25,6 +25,7 @@ from closecall_lab.eval.store import Store
 from closecall_lab.report import paper
 from closecall_lab.report.gather import Finding, Gathered, Setting, gather, public
 from closecall_lab.spine.numbers import size
+from closecall_lab.spine.progress import Say, say
 from closecall_lab.tasks.longbench import FromData
 
 from .experiments import FOR_PROBES, Experiment, Part
@@ -269,7 +270,7 @@ def run(
     executor: str = "local",
     jobs: int = 1,
     address: str | None = None,
-    say: Callable[[str], None] = runner.log,
+    say: Say = say,
 ) -> Outcome:
     """Runs what the store does not have yet, then gathers this experiment's results and no others."""
     grids = plan.grids(dtype)

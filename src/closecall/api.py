@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -174,16 +174,9 @@ def attend(
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    selection: Selection,
-    *,
-    scale: float | None = None,
-    backend: str = "auto",
-    softcap: float = 0.0,
-    return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, scale: float | None = None, backend: str = "auto",
+    softcap: float = 0.0, return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Exact causal softmax attention over the keys of the kept blocks, accumulated in float32.
 
     `q [B, H, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`, any strides; the output is `[B, H, M, Dv]` in q's type.
@@ -317,15 +310,5 @@ def attention_op(
 
 
 @attention_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    policy: str,
-    scale: float | None,
-    backend: str,
-    key_padding: Tensor | None,
-    cu_seqlens: Tensor | None,
-    softcap: float,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return backends.empty_outputs(q, v)

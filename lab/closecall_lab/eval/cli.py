@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..spine.options import count, counts, output_file
+from closecall.cli import Command, Parser
 
-Commands = Any  # argparse's sub-parser collection, whose type is private
+from ..spine.options import count, counts, need, output_file, shared
+from ..spine.progress import say
 
 ABOUT = """\
 Runs every policy at every budget on the same examples of every task, context and model, and keeps what was
@@ -34,41 +35,16 @@ examples:
 """
 
 
-def add_eval(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "eval",
-        help="which policy, at which budget, keeps how many of dense's answers",
-        description=ABOUT,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "--model", "--models", dest="models", metavar="NAME,...", default="",
-        help="probe, probe:qwen3, probe:qwen3:SEED, smollm2, one of `closecall models`, a hub id or a directory",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tasks", "--task", metavar="NAME,...", default="",
-        help="with options: niah-multikey:keys=4; lm-eval:NAME for one of the installed lm-eval's",
-    )  # fmt: skip
-    parser.add_argument("--contexts", "--context", metavar="N,...", default="8k", help="k for 1024 (%(default)s)")
+def options(parser: Parser) -> None:
+    shared(parser, "models", "tasks", "contexts")
     parser.add_argument("--policies", metavar="NAME,...", default="", help="(dense, the paper's four and auto)")
     parser.add_argument("--controls", action="store_true", help="every router's three controls too")
-    parser.add_argument(
-        "--budgets", "--budget", metavar="K,...", default="33",
-        help="in blocks; tiles keep twice that, unless tile_factor says otherwise (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--n", metavar="N", default="50", help="examples of each task and context (%(default)s)")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the examples (%(default)s)")
-    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
-    parser.add_argument(
-        "--store", metavar="FILE", type=Path, default=Path("out/eval.db"), help="where results live (%(default)s)"
-    )
+    shared(parser, "budgets", "n", "seed", "dtype", "store", "jobs", store_help="where results live")
     parser.add_argument("--executor", metavar="NAME", default="local", help="local or ray (%(default)s)")
     parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster (one on this machine)")
-    parser.add_argument("--jobs", metavar="N", default="1", help="workers, each with a model of its own (%(default)s)")
     parser.add_argument(
         "--export", metavar="FILE", type=Path, action="append", default=[], help="also as .json, .csv or .parquet"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -88,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
             models = runner.run(grid, store, **options)
             show(grid, store, models, summary)
         for path in args.export:
-            runner.log(f"{export(store, path)} rows written to {path}")
+            say(f"{export(store, path)} rows written to {path}")
 
 
 def show(grid: Any, store: Any, models: list[str], summary: Any) -> None:
@@ -113,9 +89,7 @@ def read(args: argparse.Namespace) -> Any:
     from .grid import Grid
     from .spec import DEFAULT, Spec, split, with_controls
 
-    for option, given in (("--model", args.models), ("--tasks", args.tasks)):
-        if not given:
-            raise ValueError(f"{option} is missing: name at least one")
+    need(model=args.models, tasks=args.tasks)
     specs = [Spec.parse(text) for text in split(args.policies) or DEFAULT]
     return Grid(
         models=tuple(split(args.models)),
@@ -129,4 +103,7 @@ def read(args: argparse.Namespace) -> Any:
     )
 
 
-COMMANDS = (add_eval,)
+EVAL = Command(
+    "eval", "which policy, at which budget, keeps how many of dense's answers", ABOUT, options, run, EXAMPLES
+)
+COMMANDS = (EVAL,)

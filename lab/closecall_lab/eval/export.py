@@ -5,30 +5,20 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from closecall.registry import unknown
 
+from ..spine import files
 from .store import Row, Store
 
 FORMATS = ("csv", "json", "parquet")
 # Names of one type each, so that every format has the same columns whatever the rows are.
 TEXT = (
-    "model",
-    "model_name",
-    "task",
-    "policy",
-    "policy_json",
-    "example",
-    "key",
-    "output",
-    "choice",
-    "layers",
-    "warnings",
-)
+    "model", "model_name", "task", "policy", "policy_json", "example", "key", "output", "choice", "layers", "warnings",
+)  # fmt: skip
 WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt_tokens", "positions")
 REAL = (
     "score", "asked_triggered", "asked_budget", "hit", "hit_union", "effective_budget", "kept_fraction", "wall",
@@ -75,14 +65,8 @@ def export(store: Store, path: str | Path, **where: Any) -> int:
     """Writes the rows to a file of the kind its ending says, and returns their number. The file appears when whole."""
     target = Path(path)
     kind = check_kind(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        rows = {"csv": _csv, "json": _json, "parquet": _parquet}[kind](flat(store, **where), part)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    return rows
+    with files.draft(target) as part:
+        return {"csv": _csv, "json": _json, "parquet": _parquet}[kind](flat(store, **where), part)
 
 
 def _csv(rows: Iterator[dict[str, Any]], path: Path) -> int:

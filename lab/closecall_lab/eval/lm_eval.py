@@ -19,78 +19,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from closecall.hf.attach import attach
 from closecall.models.cache import UnavailableError
-from closecall.policy import Policy
 
 PREFIX = "lm-eval:"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One document of a task and its scores, so that policies can be compared document by document."""
-
-    task: str
-    document: int
-    digest: str
-    scores: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What lm-eval says: its figures by task and metric (`acc,none`), and the single documents behind them."""
-
-    name: str
-    policy: Policy | None
-    scores: Mapping[str, Mapping[str, float]]
-    samples: tuple[Sample, ...]
-
-
-def run(
-    name: str,
-    model: Any,
-    tokenizer: Any,
-    policy: Policy | None = None,
-    *,
-    limit: int | None = None,
-    num_fewshot: int | None = None,
-    batch_size: int = 1,
-    max_length: int | None = None,
-    chat: bool = False,
-    include_path: str | Path | None = None,
-    seed: int = 0,
-) -> Result:
-    """Runs an lm-eval task or group, with or without its prefix, on a transformers model.
-
-    With a `policy`, that is attached for as long as it takes; without one the model runs as it is, which may be with a
-    policy that the caller attached. `limit` takes the first so many documents of each task, `max_length` is the model's
-    context if its configuration does not say, `chat` applies the tokenizer's chat template, and `include_path` is a
-    directory with task files of one's own. A task of the hub needs a network, or the hub's local cache.
-
-    >>> run("lm-eval:niah_single_1", model, tokenizer, closecall.policy("router-on-quest"), limit=50)  # doctest: +SKIP
-    """
-    name = name.removeprefix(PREFIX)
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, or None for all documents, got {limit}")
-    _check(tokenizer, chat)
-    manager = find(name, include_path)
-    evaluator, _, huggingface = _lm_eval()
-    wrapped = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
-    with attach(model, policy) if policy is not None else contextlib.nullcontext():
-        found = evaluator.simple_evaluate(
-            model=wrapped,
-            tasks=[name],
-            num_fewshot=num_fewshot,
-            limit=limit,
-            bootstrap_iters=0,  # intervals are ours to compute, over the samples
-            apply_chat_template=chat,
-            task_manager=manager,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
-    return Result(name, policy, _scores(found["results"]), _samples(found["samples"]))
 
 
 @dataclass(frozen=True)
@@ -244,27 +175,6 @@ def find(name: str, include_path: str | Path | None = None) -> Any:
 def _installed() -> Any:
     """The index of lm-eval's own tasks, read once: that takes ten seconds, and they do not change while we run."""
     return _lm_eval()[1].TaskManager()
-
-
-def _scores(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The figures alone: lm-eval puts names and absent standard errors among them."""
-    return {
-        task: {key: float(value) for key, value in told.items() if "," in key and isinstance(value, Real)}
-        for task, told in results.items()
-    }
-
-
-def _samples(samples: Mapping[str, list[Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    return tuple(
-        Sample(
-            task,
-            int(one["doc_id"]),
-            str(one["doc_hash"]),
-            {metric: float(one[metric]) for metric in one["metrics"] if isinstance(one[metric], Real)},
-        )
-        for task, many in samples.items()
-        for one in sorted(many, key=lambda one: int(one["doc_id"]))
-    )
 
 
 def _lm_eval() -> tuple[Any, Any, Any]:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter, defaultdict
 from typing import TextIO
 
+from ..spine.numbers import duration
+from ..spine.progress import Line
 from .executors import Result
 from .grid import Grid
-
-SPARSE = 30.0  # seconds between lines that stay
-LIVE = 0.2
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 class Progress:
     """Running accuracy and time left, for one model."""
 
     def __init__(self, grid: Grid, model: str, *, jobs: int = 1, out: TextIO | None = None) -> None:
-        self.out = out or sys.stderr
+        self._line = Line(out)
         self.model = model
         self.jobs = jobs
         places = Counter(context for _, context in grid.places)
@@ -33,8 +24,6 @@ class Progress:
         self.done: dict[int, int] = defaultdict(int)  # by context
         self.seconds: dict[int, list[float]] = defaultdict(list)
         self.right: dict[str, list[float]] = defaultdict(list)
-        self.shown = -SPARSE
-        self.live = self.out.isatty()
 
     def add(self, result: Result) -> None:
         self.done[result.job.context] += 1
@@ -42,10 +31,7 @@ class Progress:
             self.seconds[result.job.context].append(result.run.wall)
             name = str(result.spec) + (f"@{result.budget}" if result.budget else "")
             self.right[name] += [a["correct"] for a in result.run.answers]
-        now = time.monotonic()
-        if now - self.shown >= (LIVE if self.live else SPARSE):
-            self.shown = now
-            self._show(self.line())
+        self._line.show(self.line)
 
     def left(self) -> float | None:
         """Seconds, from what runs of each context took; a context not yet seen costs in proportion to its length."""
@@ -63,10 +49,5 @@ class Progress:
         accuracy = "  ".join(f"{name} {sum(r) / len(r):.2f}" for name, r in self.right.items() if r)
         return f"{self.model}: {sum(self.done.values())}/{self.total} runs{time_left}   {accuracy}".rstrip()
 
-    def _show(self, line: str) -> None:
-        print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live else "\n", file=self.out, flush=True)
-
     def finish(self) -> None:
-        self._show(self.line())
-        if self.live:
-            print(file=self.out, flush=True)
+        self._line.finish(self.line())

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from closecall.models.load import own_name
 
 from ..spine.interrupt import interruptible
+from ..spine.progress import Say, say
 from . import executors
 from .grid import Grid, Job
 from .progress import Progress
 from .store import Cell, Store
 
-Log = Callable[[str], None]
-
-
-def log(message: str) -> None:
-    print(f"closecall: {message}", file=sys.stderr, flush=True)
-
 
 def run(
-    grid: Grid, store: Store, *, executor: str = "local", jobs: int = 1, address: str | None = None, say: Log = log
+    grid: Grid, store: Store, *, executor: str = "local", jobs: int = 1, address: str | None = None, say: Say = say
 ) -> list[str]:
     """Fills the store with the grid's cells, and returns the fingerprints of its models."""
     for note in grid.notes:
@@ -41,7 +35,7 @@ def run(
     return fingerprints
 
 
-def run_model(grid: Grid, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Log = log) -> str:
+def run_model(grid: Grid, store: Store, workers: executors.Executor, *, jobs: int = 1, say: Say = say) -> str:
     model = workers.identity()
     store.add_model(model.fingerprint, model.name, model.facts)
     name, trained = own_name(model.name), model.facts.get("context")
@@ -76,7 +70,7 @@ def _interrupted(store: Store) -> str:
 
 
 @contextmanager
-def _told(message: str, say: Log) -> Iterator[None]:
+def _told(message: str, say: Say) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

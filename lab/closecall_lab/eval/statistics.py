@@ -100,12 +100,7 @@ def mcnemar(wins: int, losses: int) -> float:
     >>> mcnemar(3, 1)
     0.625
     """
-    from statsmodels.stats.contingency_tables import mcnemar as test  # type: ignore[import-untyped]
-
-    _counts(wins, losses)
-    if wins + losses == 0:
-        return 1.0
-    return float(test([[0, wins], [losses, 0]], exact=True).pvalue)
+    return _exact(wins, losses, "two-sided")
 
 
 def sign_test(wins: int, losses: int) -> float:
@@ -114,12 +109,14 @@ def sign_test(wins: int, losses: int) -> float:
     >>> sign_test(3, 1)
     0.3125
     """
+    return _exact(wins, losses, "greater")
+
+
+def _exact(wins: int, losses: int, alternative: str) -> float:
     from scipy.stats import binomtest  # type: ignore[import-untyped]
 
     _counts(wins, losses)
-    if wins + losses == 0:
-        return 1.0
-    return float(binomtest(wins, wins + losses, alternative="greater").pvalue)
+    return float(binomtest(wins, wins + losses, alternative=alternative).pvalue) if wins + losses else 1.0
 
 
 def _counts(wins: int, losses: int) -> None:

@@ -250,7 +250,7 @@ def tables(group: Group, name: str) -> list[Table]:
     found = [Table(title, _LINE, [vars(line) for line in lines], (*about, *notes))]
     comparisons = group.comparisons()
     if comparisons:
-        found.append(Table("Between policies", _COMPARISON, [vars(c) for c in comparisons], _TESTS))
+        found.append(Table("Between policies", _COMPARISON, comparisons, _TESTS))
     splits = group.splits()
     if splits:
         notes = [
@@ -258,27 +258,30 @@ def tables(group: Group, name: str) -> list[Table]:
             for s in splits
             if not s.sound
         ]
-        found.append(Table("Where the router's lift comes from", _SPLIT, [vars(s) for s in splits], (*_LIFT, *notes)))
+        found.append(Table("Where the router's lift comes from", _SPLIT, splits, (*_LIFT, *notes)))
     return found
 
 
-_LINE = (
-    Column("policy", lambda r: r["policy"], left=True),
+KEPT = (
+    Column("policy", left=True),
     Column("budget", lambda r: r["budget"] or None),
-    Column("tile budget", lambda r: r["tile_budget"]),
-    Column("effective", lambda r: r["effective_budget"], ".1f"),
-    Column("kept", lambda r: r["kept_fraction"], ".0%"),
-    Column("accuracy", lambda r: str(r["accuracy"])),
-    Column("score", lambda r: str(r["score"])),
-    Column("by logits", lambda r: r["by_logits"] and str(r["by_logits"])),
-    Column("no letter", lambda r: r["no_letter"], ".0%"),
-    Column("paired", lambda r: r["paired"] and r["paired"].recall, ".2f"),
-    Column("n_dc", lambda r: r["paired"] and r["paired"].n_dc),
-    Column("triggered", lambda r: r["trigger_rate"], ".0%"),
-    Column("asked tile", lambda r: r["asked_triggered"], ".0%"),
-    Column("hit", lambda r: r["hit"], ".2f"),
-    Column("union", lambda r: r["hit_union"], ".2f"),
-    Column("seconds", lambda r: r["wall"], ".2f"),
+    Column("tile budget"),
+    Column("effective", "effective_budget", ".1f"),
+    Column("kept", "kept_fraction", ".0%"),
+)
+_LINE = (
+    *KEPT,
+    Column("accuracy"),
+    Column("score"),
+    Column("by logits"),
+    Column("no letter", spec=".0%"),
+    Column("paired", "paired.recall", ".2f"),
+    Column("n_dc", "paired.n_dc"),
+    Column("triggered", "trigger_rate", ".0%"),
+    Column("asked tile", "asked_triggered", ".0%"),
+    Column("hit", spec=".2f"),
+    Column("union", "hit_union", ".2f"),
+    Column("seconds", "wall", ".2f"),
 )
 _NOTES = (
     "accuracy: Wilson 95%, questions taken as independent; score: bootstrap 95% over contexts;",
@@ -288,25 +291,25 @@ _NOTES = (
 )
 _LETTERS = "by logits: accuracy of the likeliest letter; no letter: generated answers that settle on none."
 _COMPARISON = (
-    Column("policy", lambda r: r["a"], left=True),
-    Column("against", lambda r: r["b"], left=True),
-    Column("difference", lambda r: str(r["difference"])),
-    Column("wins", lambda r: r["wins"]),
-    Column("losses", lambda r: r["losses"]),
-    Column("McNemar", lambda r: r["mcnemar_holm"], ".3g"),
-    Column("sign", lambda r: r["sign_holm"], ".3g"),
-    Column("contexts", lambda r: r["cluster_holm"], ".3g"),
+    Column("policy", "a", left=True),
+    Column("against", "b", left=True),
+    Column("difference"),
+    Column("wins"),
+    Column("losses"),
+    Column("McNemar", "mcnemar_holm", ".3g"),
+    Column("sign", "sign_holm", ".3g"),
+    Column("contexts", "cluster_holm", ".3g"),
 )
 _TESTS = (
     "p-values are Holm-corrected over this table. McNemar: exact, two-sided; sign: one-sided, the first is better;",
     "both take questions as independent. contexts: sign flips of whole contexts, which do not.",
 )
 _SPLIT = (
-    Column("policy", lambda r: r["policy"], left=True),
-    Column("budget", lambda r: r["budget"]),
-    Column("lift over top-k", lambda r: str(r["parts"].lift)),
-    Column("= budget", lambda r: str(r["parts"].budget)),
-    Column("+ selectivity", lambda r: str(r["parts"].selectivity)),
-    Column("mismatch", lambda r: r["worst_mismatch"], ".2%"),
+    Column("policy", left=True),
+    Column("budget"),
+    Column("lift over top-k", "parts.lift"),
+    Column("= budget", "parts.budget"),
+    Column("+ selectivity", "parts.selectivity"),
+    Column("mismatch", "worst_mismatch", ".2%"),
 )
 _LIFT = ("budget: uniform top-k that keeps as much as the router did, over top-k; selectivity: the router over that.",)

@@ -11,7 +11,7 @@ from closecall.registry import unknown
 from ..spine.table import Column, Table
 from . import statistics
 from .statistics import Estimate
-from .summary import Group, Variant, label, where
+from .summary import KEPT, Group, Variant, label, where
 
 MEASURES = {"kl": "KL to dense, in nats", "loss_change": "change in loss", "agreement": "agreement of the first choice"}
 
@@ -62,7 +62,7 @@ def tables(group: Group, name: str) -> list[Table]:
     if pairs:
         found.append(Table("Between policies: KL to dense", _COMPARISON, _compare(group, pairs), _TESTS))
     parts = len(rows[0]["kl_by_part"])
-    columns = [Column("policy", lambda r: r["policy"], left=True), Column("budget", lambda r: r["budget"] or None)]
+    columns = [*KEPT[:2]]
     columns += [Column(f"{i + 1}/{parts}", partial(_part, i), ".4f") for i in range(parts)]
     found.append(Table("KL to dense along the text", columns, rows, ("each column is a part of the text, in order",)))
     return found
@@ -99,15 +99,11 @@ def _fine(estimate: Estimate) -> str:
 
 
 _LINE = (
-    Column("policy", lambda r: r["policy"], left=True),
-    Column("budget", lambda r: r["budget"] or None),
-    Column("tile budget", lambda r: r["tile_budget"]),
-    Column("effective", lambda r: r["effective_budget"], ".1f"),
-    Column("kept", lambda r: r["kept_fraction"], ".0%"),
+    *KEPT,
     Column("KL", lambda r: _fine(r["kl"])),
     Column("loss change", lambda r: _fine(r["loss_change"])),
     Column("agreement", lambda r: _fine(r["agreement"])),
-    Column("seconds", lambda r: r["wall"], ".1f"),
+    Column("seconds", "wall", ".1f"),
 )
 _NOTES = (
     "KL: KL(dense || policy) over the vocabulary, in nats; loss change: of the text's own next token;",
@@ -115,11 +111,11 @@ _NOTES = (
     "effective: measured kept blocks a tile; kept: of the blocks that tiles see.",
 )
 _COMPARISON = (
-    Column("policy", lambda r: r["a"], left=True),
-    Column("against", lambda r: r["b"], left=True),
+    Column("policy", "a", left=True),
+    Column("against", "b", left=True),
     Column("difference", lambda r: _fine(r["difference"])),
-    Column("nearer", lambda r: r["better"]),
-    Column("farther", lambda r: r["worse"]),
-    Column("p", lambda r: r["p"], ".3g"),
+    Column("nearer", "better"),
+    Column("farther", "worse"),
+    Column("p", spec=".3g"),
 )
 _TESTS = ("p: sign flips of whole texts, Holm-corrected over this table; below zero the first is nearer to dense.",)

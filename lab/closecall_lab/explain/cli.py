@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..spine.options import count
+from closecall.cli import Command, Parser
+
+from ..spine.options import count, need, shared
+from ..spine.progress import say
 
 if TYPE_CHECKING:
     from closecall.models.load import LoadedModel
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
 
     from .prompt import Prompt
 
-Commands = Any  # argparse's sub-parser collection, whose type is private
 
 ABOUT = """\
 Runs a prompt through a model once per policy and writes one page that shows what attention kept, dropped and
@@ -33,24 +35,14 @@ examples:
   closecall explain --model smollm2 --prompt long.txt --no-truth --layers 0-9 --out page.html
 in Python: closecall.explain(model, inputs, "auto").save("page.html")
 """
+TASK = "instead of --prompt: the first example of this task"
 
 
-def add_explain(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "explain",
-        help="see, on one page, what a prompt's attention kept, dropped and nearly kept",
-        description=ABOUT,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("--model", metavar="NAME", default="", help="probe, smollm2, a hub id or a directory")
+def options(parser: Parser) -> None:
+    shared(parser, "model", "task", "context", "seed", task_help=TASK, context_help="of --task", seed_help="of --task")
     parser.add_argument("--prompt", metavar="FILE", type=Path, help="a text; - reads what comes in")
     parser.add_argument("--question", metavar="TEXT", default="", help="asked behind the prompt, unless it is in it")
     parser.add_argument("--answer", metavar="TEXT", default="", help="what should come out: its blocks are followed")
-    parser.add_argument(
-        "--task", metavar="NAME", default="", help="instead of --prompt: the first example of this task"
-    )
-    parser.add_argument("--context", metavar="N", default="8k", help="of --task, in tokens (%(default)s)")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of --task (%(default)s)")
     parser.add_argument(
         "--policy", "--policies", metavar="P[,P2]", default="auto",
         help="one, or two side by side: auto:budget=8, topk, a saved policy's file (%(default)s)",
@@ -62,7 +54,6 @@ def add_explain(commands: Commands) -> None:
     )
     parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("out/explain.html"), help="(%(default)s)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -84,14 +75,9 @@ def run(args: argparse.Namespace) -> None:
     say(f"written to {path}, {path.stat().st_size / 1e6:.1f} MB")
 
 
-def say(text: str) -> None:
-    print(f"closecall: {text}", file=sys.stderr, flush=True)
-
-
 def _checked(args: argparse.Namespace) -> str:
     """The prompt's text, empty for a task; what was asked for in vain is said before a model is loaded."""
-    if not args.model:
-        raise ValueError("--model is missing: name one")
+    need(model=args.model)
     if bool(args.prompt) == bool(args.task):
         raise ValueError("give the prompt's file with --prompt, or a --task to take an example from")
     if args.task:
@@ -158,4 +144,12 @@ def layer_numbers(text: str) -> list[int]:
     return sorted(found)
 
 
-COMMANDS = (add_explain,)
+EXPLAIN = Command(
+    "explain",
+    "see, on one page, what a prompt's attention kept, dropped and nearly kept",
+    ABOUT,
+    options,
+    run,
+    EXAMPLES,
+)
+COMMANDS = (EXPLAIN,)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ..spine import files
+from ..spine.progress import Line
 from . import text
 from .words import END, IDS
 
@@ -147,16 +148,17 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     model, _ = load(where)
 
+    line = Line()
     for result in (wanted := [r for r in results if r.exam.length <= given.longest]):
 
         def after(result: Result = result) -> None:
-            print(f"\r{result}", end=" ", file=sys.stderr, flush=True)
+            line.show(lambda: str(result))
             if given.out:
                 asked = [r.facts() for r in results if r.questions]
                 files.write(given.out, json.dumps({"weights": weights, "results": asked}, indent=1) + "\n")
 
         examine(model, result, given.n, after)
-        print(file=sys.stderr)
+        line.finish(str(result))
         print(result, flush=True)
     return 0 if all(r.passed for r in wanted) else 1
 

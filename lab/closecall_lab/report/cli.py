@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from closecall.cli import Command, Parser
 
 from ..spine import files
-from ..spine.options import each, output_dir
+from ..spine.options import each, output_dir, shared
 from ..spine.progress import say
 
 if TYPE_CHECKING:
     from ..spine.page import Page
 
-Commands = Any  # argparse's sub-parser collection, whose type is private
-STORE = Path("out/eval.db")
 
-REPORT = """\
+ABOUT = """\
 Says in a few lines what a store of results shows, and writes the rest: accuracy over the measured effective budget,
 paired recall with exact tests, how much of a router's lift is budget and how much selectivity, gold blocks kept by
 layer, and how often the tile with the question was triggered. Leaves report.md, report.html (one file, plots inside),
@@ -25,19 +25,12 @@ unbalanced is said, not hidden.
 """
 
 
-def add_report(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "report", help="what a store of results says: tables, curves with intervals, one HTML page", description=REPORT
-    )
-    store_option(parser, "of `closecall eval`")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("out/report"), help="where to write (%(default)s)"
-    )
-    parser.add_argument(
-        "--model", "--models", dest="models", metavar="NAME,...", help="only these, by name or fingerprint (all)"
-    )
+def options(parser: Parser) -> None:
+    shared(
+        parser, "store", "out", "models", out=Path("out/report"), models=None,
+        store_help="of `closecall eval`", models_help="only these, by name or fingerprint (all)",
+    )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="print the whole report, not only its verdict")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,10 +51,6 @@ def run(args: argparse.Namespace) -> None:
     write(whole, out, "report", panel=markdown(gathered))
 
 
-def store_option(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--store", metavar="FILE", type=Path, default=STORE, help=f"{what} (%(default)s)")
-
-
 def write(page: Page, out: Path, stem: str, *, panel: str = "") -> None:
     """Writes the page and its pictures, and says where they are."""
     written = page.write(out, stem)
@@ -69,4 +58,7 @@ def write(page: Page, out: Path, stem: str, *, panel: str = "") -> None:
     say(f"written: {' '.join(map(str, pages))} and {len(written) - 2} pictures in {out}")
 
 
-COMMANDS = (add_report,)
+REPORT = Command(
+    "report", "what a store of results says: tables, curves with intervals, one HTML page", ABOUT, options, run
+)
+COMMANDS = (REPORT,)

@@ -96,14 +96,14 @@ def counted(found: Sequence[Bout]) -> Table:
         for ((model, policy, _), listed), p, holm in zip(together.items(), raw, statistics.holm(raw), strict=True)
     ]
     columns = (
-        Column("model", lambda r: r["model"], left=True),
-        Column("policy", lambda r: r["policy"], left=True),
-        Column("against", lambda r: r["against"], left=True),
-        Column("cells", lambda r: r["cells"]),
-        Column("better in", lambda r: r["better"]),
-        Column("worse in", lambda r: r["worse"]),
-        Column("only policy", lambda r: r["wins"]),
-        Column("only other", lambda r: r["losses"]),
+        Column("model", left=True),
+        Column("policy", left=True),
+        Column("against", left=True),
+        Column("cells"),
+        Column("better in", "better"),
+        Column("worse in", "worse"),
+        Column("only policy", "wins"),
+        Column("only other", "losses"),
         Column("p over all", lambda r: p_text(r["p"])),
         Column("Holm", lambda r: p_text(r["holm"])),
     )
@@ -130,14 +130,14 @@ def cells(found: Sequence[Bout]) -> Table:
         row = rows.setdefault((id(bout.setting), bout.finding.variant), {"bout": bout})
         row[bout.rival] = str(bout)
     columns = (
-        Column("model", lambda r: r["bout"].setting.model, left=True),
-        Column("task", lambda r: r["bout"].setting.task, left=True),
+        Column("model", "bout.setting.model", left=True),
+        Column("task", "bout.setting.task", left=True),
         Column("context", lambda r: size(r["bout"].setting.context) if r["bout"].setting.context else None),
-        Column("policy", lambda r: str(r["bout"].finding.spec), left=True),
-        Column("budget (tile budget)", lambda r: r["bout"].finding.budget_text, left=True),
-        Column("effective", lambda r: r["bout"].finding.line.effective_budget, ".1f"),
-        Column("questions", lambda r: r["bout"].setting.questions),
-        Column("examples", lambda r: r["bout"].setting.examples),
+        Column("policy", "bout.finding.spec", left=True),
+        Column("budget (tile budget)", "bout.finding.budget_text", left=True),
+        Column("effective", "bout.finding.line.effective_budget", ".1f"),
+        Column("questions", "bout.setting.questions"),
+        Column("examples", "bout.setting.examples"),
         Column("accuracy", lambda r: estimate(r["bout"].finding.accuracy)),
         *(_rival(name, title) for name, title in RIVALS.items()),
     )

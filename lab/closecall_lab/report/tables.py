@@ -9,7 +9,7 @@ from typing import Any
 from ..eval.spec import CONTROLS
 from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
-from ..spine.numbers import size
+from ..spine.numbers import plural, size
 from ..spine.table import NOTHING, Column, Table
 from .gather import DENSE, Finding, Setting, rivals
 
@@ -56,32 +56,28 @@ def where(setting: Setting) -> str:
     return f"{setting.task} at {size(setting.context)} tokens" if setting.context else setting.task
 
 
-def count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
-
-
 def sample(setting: Setting) -> str:
-    examples, questions = count(setting.examples, "example"), count(setting.questions, "question")
+    examples, questions = plural(setting.examples, "example"), plural(setting.questions, "question")
     return examples if setting.examples == setting.questions else f"{examples}, {questions}"
 
 
 def policies(setting: Setting) -> Table:
     """Accuracy and paired recall in the paper's layout: a row for each policy."""
     columns = (
-        Column("policy", lambda f: str(f["it"].spec), left=True),
-        Column("scorer", lambda f: f["it"].scorer, left=True),
-        Column("budget (tile budget)", lambda f: f["it"].budget_text, left=True),
-        Column("effective budget", lambda f: f["it"].line.effective_budget, ".1f"),
-        Column("kept", lambda f: f["it"].line.kept_fraction, ".0%"),
-        Column("accuracy", lambda f: estimate(f["it"].accuracy)),
-        Column("score", lambda f: estimate(f["it"].line.score) if setting.graded else None),
-        Column("by logits", lambda f: estimate(f["it"].by_logits)),
-        Column("no letter", lambda f: f["it"].line.no_letter, ".0%"),
-        Column("n_dc", lambda f: f["it"].paired and f["it"].paired.n),
-        Column("paired recall", lambda f: estimate(f["it"].paired)),
-        Column("p vs dense", lambda f: _p(setting, f["it"], "dense")),
-        Column("p vs topk", lambda f: _p(setting, f["it"], "topk")),
-        Column("p vs matched", lambda f: _p(setting, f["it"], "matched")),
+        Column("policy", "spec", left=True),
+        Column("scorer", left=True),
+        Column("budget (tile budget)", "budget_text", left=True),
+        Column("effective budget", "line.effective_budget", ".1f"),
+        Column("kept", "line.kept_fraction", ".0%"),
+        Column("accuracy", lambda f: estimate(f.accuracy)),
+        Column("score", lambda f: estimate(f.line.score) if setting.graded else None),
+        Column("by logits", lambda f: estimate(f.by_logits)),
+        Column("no letter", "line.no_letter", ".0%"),
+        Column("n_dc", "paired.n"),
+        Column("paired recall", lambda f: estimate(f.paired)),
+        Column("p vs dense", lambda f: _p(setting, f, "dense")),
+        Column("p vs topk", lambda f: _p(setting, f, "topk")),
+        Column("p vs matched", lambda f: _p(setting, f, "matched")),
     )
     interval = "over contexts (bootstrap), because questions share them" if setting.shared else "Wilson's"
     notes = [
@@ -95,11 +91,7 @@ def policies(setting: Setting) -> Table:
         notes.append("score: the mean score; accuracy: the share of questions with full score.")
     if any(f.by_logits for f in setting.findings):
         notes.append("by logits: the likeliest letter as the next token; no letter: answers that settle on none.")
-    return Table("Accuracy and paired recall", columns, _rows(setting.findings), notes, keys=3)
-
-
-def _rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    return [{"it": f} for f in findings]
+    return Table("Accuracy and paired recall", columns, setting.findings, notes, keys=3)
 
 
 def tests(setting: Setting) -> Table | None:
@@ -110,11 +102,11 @@ def tests(setting: Setting) -> Table | None:
         return None
     shared = setting.shared
     columns = (
-        Column("policy", lambda r: r["policy"], left=True),
-        Column("against", lambda r: r["against"], left=True),
+        Column("policy", left=True),
+        Column("against", left=True),
         Column("difference", lambda r: estimate(r["difference"], sign=True)),
-        Column("only policy", lambda r: r["wins"]),
-        Column("only other", lambda r: r["losses"]),
+        Column("only policy", "wins"),
+        Column("only other", "losses"),
         Column("McNemar p", lambda r: p_text(r["mcnemar"])),
         Column("Holm", lambda r: p_text(r["mcnemar_holm"])),
         Column("sign p, better", lambda r: p_text(r["sign"])),
@@ -144,31 +136,33 @@ def split(setting: Setting) -> Table | None:
     """Where a router's lift comes from."""
     labels = {f.variant: f.label for f in setting.findings}
     columns = (
-        Column("policy", lambda r: labels[r["policy"], r["budget"]], left=True),
-        Column("lift over top-k", lambda r: estimate(r["parts"].lift, sign=True)),
-        Column("= budget", lambda r: estimate(r["parts"].budget, sign=True)),
-        Column("+ selectivity", lambda r: estimate(r["parts"].selectivity, sign=True)),
-        Column("control off by", lambda r: r["worst_mismatch"], ".2%"),
+        Column("policy", lambda r: labels[r.policy, r.budget], left=True),
+        Column("lift over top-k", lambda r: estimate(r.parts.lift, sign=True)),
+        Column("= budget", lambda r: estimate(r.parts.budget, sign=True)),
+        Column("+ selectivity", lambda r: estimate(r.parts.selectivity, sign=True)),
+        Column("control off by", "worst_mismatch", ".2%"),
     )
     notes = [
         "budget: what uniform top-k gains by keeping as much as the router; selectivity: what the router has beyond.",
         "control off by: how far the matched control's effective budget is from the router's on the worst example.",
     ]
-    rows = [vars(s) for s in setting.splits]
+    rows = setting.splits
     return Table("Where the lift comes from: budget or selectivity", columns, rows, notes) if rows else None
+
+
+_WHO = (Column("policy", "spec", left=True), Column("budget (tile budget)", "budget_text", left=True))
 
 
 def triggers(setting: Setting) -> Table | None:
     """How many tiles were triggered, and whether the one that mattered was."""
-    rows = _rows([f for f in setting.findings if f.triggers])
+    rows = [f for f in setting.findings if f.triggers]
     columns = (
-        Column("policy", lambda r: str(r["it"].spec), left=True),
-        Column("budget (tile budget)", lambda r: r["it"].budget_text, left=True),
-        Column("triggered", lambda r: r["it"].line.trigger_rate, ".0%"),
-        Column("lowest layer", lambda r: extreme(r["it"], min), ".0%"),
-        Column("highest layer", lambda r: extreme(r["it"], max), ".0%"),
-        Column("tile with the question", lambda r: r["it"].line.asked_triggered, ".0%"),
-        Column("last tile", lambda r: _over_layers(r["it"], "last_triggered"), ".0%"),
+        *_WHO,
+        Column("triggered", "line.trigger_rate", ".0%"),
+        Column("lowest layer", lambda f: extreme(f, min), ".0%"),
+        Column("highest layer", lambda f: extreme(f, max), ".0%"),
+        Column("tile with the question", "line.asked_triggered", ".0%"),
+        Column("last tile", lambda f: _over_layers(f, "last_triggered"), ".0%"),
     )
     notes = [
         "triggered: of the tiles with more visible blocks than the tile budget. tile with the question: in how many "
@@ -194,13 +188,12 @@ def _over_layers(finding: Finding, what: str) -> float | None:
 
 def hits(setting: Setting) -> Table | None:
     """Gold blocks kept, over layers and, for a chase, hop by hop."""
-    rows = _rows([f for f in setting.findings if f.line.hit is not None])
-    hops = max((len(r["it"].by_hop) for r in rows), default=0)
+    rows = [f for f in setting.findings if f.line.hit is not None]
+    hops = max((len(f.by_hop) for f in rows), default=0)
     columns = (
-        Column("policy", lambda r: str(r["it"].spec), left=True),
-        Column("budget (tile budget)", lambda r: r["it"].budget_text, left=True),
-        Column("hit rate", lambda r: r["it"].line.hit, ".2f"),
-        Column("head union", lambda r: r["it"].line.hit_union, ".2f"),
+        *_WHO,
+        Column("hit rate", "line.hit", ".2f"),
+        Column("head union", "line.hit_union", ".2f"),
         *map(_hop, range(hops)),
     )
     notes = [
@@ -212,21 +205,20 @@ def hits(setting: Setting) -> Table | None:
 
 
 def _hop(k: int) -> Column:
-    return Column(f"hop {k}", lambda r: r["it"].by_hop[k] if k < len(r["it"].by_hop) else None, ".2f")
+    return Column(f"hop {k}", lambda f: f.by_hop[k] if k < len(f.by_hop) else None, ".2f")
 
 
 def speed(setting: Setting) -> Table:
     columns = (
-        Column("policy", lambda r: str(r["it"].spec), left=True),
-        Column("budget (tile budget)", lambda r: r["it"].budget_text, left=True),
-        Column("prefill s", lambda r: r["it"].prefill_seconds, ".3f"),
-        Column("vs dense", lambda r: r["it"].prefill_vs_dense, ".2f"),
+        *_WHO,
+        Column("prefill s", "prefill_seconds", ".3f"),
+        Column("vs dense", "prefill_vs_dense", ".2f"),
     )
     notes = [
         "Medians over examples; vs dense: of the ratios, example by example, of time as a part of dense's. Measured "
         "while selections were recorded: `closecall bench prefill` measures speed alone.",
     ]
-    return Table("Time of the prefill", columns, _rows(setting.findings), notes)
+    return Table("Time of the prefill", columns, setting.findings, notes)
 
 
 def of(setting: Setting) -> list[Table]:
@@ -244,14 +236,14 @@ def side_by_side(settings: Sequence[Setting]) -> Table:
     first = {v: next(f for s in listed for f in s.findings if f.variant == v) for v in order}
     rows: list[dict[str, Any]] = []
     for variant in order:
-        found = {s.fingerprint: s.find(*variant) for s in listed}
-        rows.append({"it": first[variant], "found": found})
+        by_model = {s.fingerprint: s.find(*variant) for s in listed}
+        rows.append({"finding": first[variant], "by_model": by_model})
         if variant == DENSE:
-            rows.append({"it": None, "found": found})
+            rows.append({"finding": None, "by_model": by_model})
     columns: list[Column] = [
-        Column("policy", lambda r: "n_dc" if r["it"] is None else str(r["it"].spec), left=True),
-        Column("scorer", lambda r: r["it"] and r["it"].scorer, left=True),
-        Column("budget (tile budget)", lambda r: r["it"] and r["it"].budget_text, left=True),
+        Column("policy", lambda r: "n_dc" if r["finding"] is None else str(r["finding"].spec), left=True),
+        Column("scorer", "finding.scorer", left=True),
+        Column("budget (tile budget)", "finding.budget_text", left=True),
     ]
     columns += [column for s in listed for column in _model_columns(s)]
     return Table(
@@ -267,10 +259,10 @@ def _model_columns(setting: Setting) -> list[Column]:
 
 
 def _cell(row: dict[str, Any], setting: Setting, what: str) -> str | None:
-    finding: Finding | None = row["found"][setting.fingerprint]
+    finding: Finding | None = row["by_model"][setting.fingerprint]
     if finding is None:
         return NOTHING
-    if row["it"] is None:
+    if row["finding"] is None:
         return str(finding.paired.n) if what == "paired" and finding.paired else None
     value: Estimate | None = getattr(finding, what)
     return None if value is None or math.isnan(value.value) else f"{value.value:.2f}"

@@ -1,17 +1,70 @@
-"""How command-line options are read and checked: lists, sizes, names, and where results go."""
+"""Options that several commands have, and how options are read and checked: lists, sizes, names, where results go."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from closecall.registry import unknown
 
 from .numbers import TYPES
 
 T = TypeVar("T")
+
+# By the name that `shared` takes: the flags, and what argparse is told.
+MODEL = "probe, probe:qwen3, probe:qwen3:SEED, smollm2, one of `closecall models`, a hub id or a directory"
+SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "model": (("--model",), {"metavar": "NAME", "default": "", "help": MODEL}),
+    "models": (("--model", "--models"), {"metavar": "NAME,...", "default": "", "help": MODEL}),
+    "task": (("--task",), {"metavar": "NAME", "default": "", "help": "with options: niah-multikey:keys=4"}),
+    "tasks": (
+        ("--tasks", "--task"),
+        {
+            "metavar": "NAME,...",
+            "default": "",
+            "help": "with options: niah-multikey:keys=4; lm-eval:NAME for one of the installed lm-eval's",
+        },
+    ),
+    "context": (("--context",), {"metavar": "N", "default": "8k", "help": "k for 1024"}),
+    "contexts": (("--contexts", "--context"), {"metavar": "N,...", "default": "8k", "help": "k for 1024"}),
+    "budget": (("--budget",), {"metavar": "K", "default": "33", "help": "in blocks; tiles keep tile_factor as many"}),
+    "budgets": (
+        ("--budgets", "--budget"),
+        {
+            "metavar": "K,...",
+            "default": "33",
+            "help": "in blocks; tiles keep twice that, unless tile_factor says otherwise",
+        },
+    ),
+    "n": (("--n",), {"metavar": "N", "default": "50", "help": "examples of each task and context"}),
+    "seed": (("--seed",), {"metavar": "S", "type": int, "default": 0, "help": "of the examples"}),
+    "dtype": (("--dtype",), {"metavar": "TYPE", "help": "fp32, bf16 or fp16 (the type the weights were saved in)"}),
+    "store": (("--store",), {"metavar": "FILE", "type": Path, "default": Path("out/eval.db"), "help": "of results"}),
+    "jobs": (("--jobs",), {"metavar": "N", "default": "1", "help": "workers, each with a model of its own"}),
+    "out": (("--out",), {"metavar": "DIR", "type": Path, "help": "where to write"}),
+}
+
+
+def shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
+    """Adds options of `SHARED` under the destination they are named by; `changes` are other defaults, or help texts.
+
+    The default stands behind each help text.
+    """
+    for name in names:
+        flags, about = SHARED[name]
+        default, text = changes.get(name, about.get("default")), changes.get(f"{name}_help", about["help"])
+        shown = f"{text} (%(default)s)" if default not in (None, "") else text
+        parser.add_argument(*flags, dest=name, **about | {"default": default, "help": shown})
+
+
+def need(**values: Any) -> None:
+    """Checks that options without a default were typed."""
+    for name, value in values.items():
+        if not value:
+            raise ValueError(f"--{name} is missing: name at least one")
 
 
 def each(option: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:

@@ -15,16 +15,26 @@ LEAST = 7  # letters of a line in a broken title, unless only fewer make the tab
 
 @dataclass(frozen=True)
 class Column:
-    """A title, and what a row shows under it; None shows as nothing."""
+    """A title, and what a row shows under it: a function of the row, or a field's name (`spent.mean`; by default the
+    title's words, joined by underscores). None shows as nothing."""
 
     title: str
-    value: Callable[[dict[str, Any]], Any]
+    value: Callable[[Any], Any] | str = ""
     spec: str = ""
     left: bool = False
 
-    def cell(self, row: dict[str, Any]) -> str:
-        value = self.value(row)
+    def cell(self, row: Any) -> str:
+        value = self.value(row) if callable(self.value) else _field(row, self.value or self.title.replace(" ", "_"))
         return NOTHING if value is None else format(value, self.spec)
+
+
+def _field(row: Any, path: str) -> Any:
+    """A field of a record, of one in it, and so on; None where one on the way is None."""
+    for name in path.split("."):
+        if row is None:
+            return None
+        row = row[name] if isinstance(row, dict) else getattr(row, name)
+    return row
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Table:
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[Any]  # records, or dictionaries
     notes: Sequence[str] = ()
     keys: int = 1
 

@@ -50,16 +50,16 @@ class Calibration:
             heads = threshold if isinstance(threshold, tuple) else (threshold,)
             row: dict[str, Any] = {"layer": layer, "low": min(heads), "high": max(heads), "common": self.common[layer]}
             rows.append(row | {f"{part} {c}": x[layer] for part, rates in self._rates() for c, x in rates.items()})
-        columns = [Column("layer", lambda r: r["layer"])]
+        columns = [Column("layer")]
         if trigger.per_head:
-            columns += [Column("least", lambda r: r["low"], ".4f"), Column("largest", lambda r: r["high"], ".4f")]
+            columns += [Column("least", "low", ".4f"), Column("largest", "high", ".4f")]
         else:
-            columns.append(Column("threshold", lambda r: r["low"], ".4f"))
+            columns.append(Column("threshold", "low", ".4f"))
         for part, rates in self._rates():
             for context in rates:
                 key = f"{part} {context}"
                 columns.append(Column(key, lambda r, key=key: r.get(key), ".1%"))  # type: ignore[misc]
-        columns.append(Column("one for all", lambda r: r["common"], ".1%"))
+        columns.append(Column("one for all", "common", ".1%"))
         notes = [
             f"trigger rates for a wanted {rule.q:.0%}: on the prompts the thresholds come from, and on new ones; "
             "one for all: the same with one threshold for all layers",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+
+from closecall.cli import Command, Parser
 
 from ..spine import figure, files
-from ..spine.options import count, counts, each, one_of, output_dir, output_file
+from ..spine.options import count, counts, each, need, one_of, output_dir, output_file, shared
 from ..spine.progress import written
 
-Commands = Any  # argparse's sub-parser collection, whose type is private
-
-DIAGNOSE = """\
+ABOUT_DIAGNOSE = """\
 Runs a model over prompts of a task and looks at every cut that a router would make: how close it was, how noisy
 the scores are, what the cut really lost, and which signal would have told. Streams it all into DIR/diagnose.parquet,
 then prints the paper's table, the Monte-Carlo regret of every trigger, q* by layer, and how well each signal ranks
@@ -23,7 +22,7 @@ examples:
   closecall diagnose --model probe --task probe-scattered --context 8k --budget 8 --n 4 --out out/diagnose
   closecall diagnose --report out/diagnose --samples 64
 """
-CALIBRATE = """\
+ABOUT_CALIBRATE = """\
 Finds, from a few prompts, the margin threshold of every layer (with --per-head: of every head) that triggers the
 wanted share of tiles, and writes the policy with them. Such a policy decides each tile by itself: prefill in chunks,
 on a cached prefix or at once makes the same choices. Further prompts show the rates it really reaches.
@@ -36,29 +35,14 @@ examples:
 
 
 def _model_and_task(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", metavar="NAME", default="", help="probe, probe:qwen3, smollm2, a hub id or a directory"
-    )
-    parser.add_argument("--task", metavar="NAME", default="", help="with options: niah-multikey:keys=4")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the prompts (%(default)s)")
-    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
-    parser.add_argument(
-        "--budget", metavar="K", default="33", help="in blocks; tiles keep tile_factor as many (%(default)s)"
-    )
+    shared(parser, "model", "task", "seed", "dtype", "budget", seed_help="of the prompts")
     parser.add_argument("--q", metavar="Q", type=float, default=0.4, help="share of tiles to expand (%(default)s)")
     parser.add_argument("--rho", metavar="R", type=float, default=2, help="budget of an expanded tile (%(default)s)")
 
 
-def add_diagnose(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "diagnose",
-        help="how close the cuts of a model are, what they lose, and which trigger would tell",
-        description=DIAGNOSE,
-        epilog=DIAGNOSE_EXAMPLES,
-    )
+def diagnose_options(parser: Parser) -> None:
     _model_and_task(parser)
-    parser.add_argument("--context", metavar="N", default="8k", help="k for 1024 (%(default)s)")
-    parser.add_argument("--n", metavar="N", default="4", help="prompts (%(default)s)")
+    shared(parser, "context", "n", "out", n="4", n_help="prompts", out=Path("out/diagnose"))
     parser.add_argument("--scorers", metavar="NAME,...", default="mean,quest", help="(%(default)s)")
     parser.add_argument(
         "--tile-factor", metavar="F", type=float, default=2, help="tile budget over budget (%(default)s)"
@@ -72,9 +56,7 @@ def add_diagnose(commands: Commands) -> None:
     parser.add_argument(
         "--samples", metavar="N", default="32", help="Monte-Carlo draws for each cell, even (%(default)s)"
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out/diagnose"), help="(%(default)s)")
     parser.add_argument("--report", metavar="DIR", type=Path, help="read this dump, run no model")
-    parser.set_defaults(run=run_diagnose)
 
 
 def run_diagnose(args: argparse.Namespace) -> None:
@@ -84,7 +66,7 @@ def run_diagnose(args: argparse.Namespace) -> None:
             raise ValueError("--report reads a dump and runs no model: drop --model and --task, or --report")
         report(args.report, samples)
         return
-    _need(args)
+    need(model=args.model, task=args.task)
     from closecall.scorers.base import SCORERS
 
     from ..eval.subject import Subject
@@ -135,31 +117,17 @@ def report(where: Path, samples: int) -> None:
     written([files.write(directory / "report.md", page), *pictures])
 
 
-def _need(args: argparse.Namespace) -> None:
-    for option, given in (("--model", args.model), ("--task", args.task)):
-        if not given:
-            raise ValueError(f"{option} is missing: name one")
-
-
-def add_calibrate(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "calibrate",
-        help="margin thresholds for every layer, so that tiles decide alone",
-        description=CALIBRATE,
-        epilog=CALIBRATE_EXAMPLES,
-    )
+def calibrate_options(parser: Parser) -> None:
     _model_and_task(parser)
-    parser.add_argument("--context", "--contexts", metavar="N,...", default="8k", help="k for 1024 (%(default)s)")
+    shared(parser, "contexts", "n", n="4", n_help="prompts of each context to calibrate on")
     parser.add_argument("--policy", metavar="NAME", default="router-on-quest", help="a router (%(default)s)")
-    parser.add_argument("--n", metavar="N", default="4", help="prompts of each context to calibrate on (%(default)s)")
     parser.add_argument("--check", metavar="N", type=int, default=2, help="and further ones to check on (%(default)s)")
     parser.add_argument("--per-head", action="store_true", help="thresholds for every head: cells decide alone")
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("out/policy.json"), help="(%(default)s)")
-    parser.set_defaults(run=run_calibrate)
 
 
 def run_calibrate(args: argparse.Namespace) -> None:
-    _need(args)
+    need(model=args.model, task=args.task)
     if args.check < 0:
         raise ValueError(f"--check takes a number of prompts, 0 for none, got {args.check}")
     import dataclasses
@@ -171,7 +139,7 @@ def run_calibrate(args: argparse.Namespace) -> None:
     policy = Spec.parse(args.policy).policy(count("--budget")(args.budget))
     policy = policy.replace(rule=dataclasses.replace(router_of(policy), q=args.q, rho=args.rho))
     router_of(policy)
-    contexts, n = counts("--context", args.context), count("--n")(args.n)
+    contexts, n = counts("--contexts", args.contexts), count("--n")(args.n)
     output_file("--out", args.out)
     subject = Subject.open(args.model, dtype=args.dtype)
     found = calibrate(
@@ -182,4 +150,20 @@ def run_calibrate(args: argparse.Namespace) -> None:
     written([args.out])
 
 
-COMMANDS = (add_diagnose, add_calibrate)
+DIAGNOSE = Command(
+    "diagnose",
+    "how close the cuts of a model are, what they lose, and which trigger would tell",
+    ABOUT_DIAGNOSE,
+    diagnose_options,
+    run_diagnose,
+    DIAGNOSE_EXAMPLES,
+)
+CALIBRATE = Command(
+    "calibrate",
+    "margin thresholds for every layer, so that tiles decide alone",
+    ABOUT_CALIBRATE,
+    calibrate_options,
+    run_calibrate,
+    CALIBRATE_EXAMPLES,
+)
+COMMANDS = (DIAGNOSE, CALIBRATE)

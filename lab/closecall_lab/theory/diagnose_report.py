@@ -68,20 +68,20 @@ def scales_table(findings: Sequence[ScorerDiagnosis]) -> Table:
             rows.append(row)
     first = findings[0]
     columns = [
-        Column("scorer", lambda r: r["scorer"], left=True),
-        Column("scores", lambda r: r["scores"], left=True),
-        Column("CV(r)", lambda r: r["variation"], ".2f"),
-        Column("r_q", lambda r: r["spread_q"], ".2f"),
-        Column("tau-hat", lambda r: r["tau"], ".2f"),
-        Column("g_q+/tau-hat", lambda r: r["cutoff_q"], ".3f"),
-        Column("ties at the cut", lambda r: r["tied"], ".1%"),
-        Column("spacing p10", lambda r: r["spacing_p10"], ".4f"),
-        Column("p50", lambda r: r["spacing_p50"], ".3f"),
-        Column("gamma_q/tau-hat", lambda r: r["gamma"], ".3f"),
-        Column("m_q(CV) active", lambda r: r["active_band_mass"], ".2f"),
-        Column("eps-bar", lambda r: r["eps_bar"], ".3g"),
-        Column("bound", lambda r: r["bound"], ".3f"),
-        Column("regime", lambda r: r["regime"], left=True),
+        Column("scorer", left=True),
+        Column("scores", left=True),
+        Column("CV(r)", "variation", ".2f"),
+        Column("r_q", "spread_q", ".2f"),
+        Column("tau-hat", "tau", ".2f"),
+        Column("g_q+/tau-hat", "cutoff_q", ".3f"),
+        Column("ties at the cut", "tied", ".1%"),
+        Column("spacing p10", spec=".4f"),
+        Column("p50", "spacing_p50", ".3f"),
+        Column("gamma_q/tau-hat", "gamma", ".3f"),
+        Column("m_q(CV) active", "active_band_mass", ".2f"),
+        Column("eps-bar", "eps_bar", ".3g"),
+        Column("bound", spec=".3f"),
+        Column("regime", left=True),
     ]
     notes = [
         "means over layers of each layer's number; tau-hat: median over layers of the median over heads; gamma_q, "
@@ -117,14 +117,14 @@ def triggers_table(f: ScorerDiagnosis) -> Table:
         for t in f.triggers
     ]
     columns = [
-        Column("trigger", lambda r: r["trigger"], left=True),
-        Column("expands", lambda r: r["expands"], left=True),
-        Column("fired", lambda r: r["fired"], ".1%"),
-        Column("errors avoided", lambda r: r["avoided"]),
-        Column("regret (Monte Carlo)", lambda r: r["regret"]),
-        Column("mass regained", lambda r: r["regained"], ".5f"),
-        Column("of the best", lambda r: r["share"], ".0%"),
-        Column("gold lost", lambda r: r["gold"], ".1%"),
+        Column("trigger", left=True),
+        Column("expands", left=True),
+        Column("fired", spec=".1%"),
+        Column("errors avoided", "avoided"),
+        Column("regret (Monte Carlo)", "regret"),
+        Column("mass regained", "regained", ".5f"),
+        Column("of the best", "share", ".0%"),
+        Column("gold lost", "gold", ".1%"),
     ]
     calibrated = any(t.name == "calibrated" for t in f.triggers)
     notes = [
@@ -158,14 +158,14 @@ def layers_table(f: ScorerDiagnosis) -> Table:
             }
         )
     columns = [
-        Column("layer", lambda r: r["layer"]),
-        Column("sigma", lambda r: r["margin"], ".4f"),
-        Column("tau-hat", lambda r: r["tau"], ".2f"),
-        Column("V*", lambda r: r["value"], ".3f"),
-        Column("mass lost", lambda r: r["lost"], ".4f"),
-        Column("expansion regains", lambda r: r["regained"], ".4f"),
-        Column("q*", lambda r: r["q"], ".2f"),
-        Column("rank correlation of sigma", lambda r: r["sigma"]),
+        Column("layer"),
+        Column("sigma", "margin", ".4f"),
+        Column("tau-hat", "tau", ".2f"),
+        Column("V*", "value", ".3f"),
+        Column("mass lost", "lost", ".4f"),
+        Column("expansion regains", "regained", ".4f"),
+        Column("q*", "q", ".2f"),
+        Column("rank correlation of sigma", "sigma"),
         Column(f"of {best}", lambda r: r["best"]),
     ]
     g = f.gain
@@ -231,12 +231,12 @@ def signals_table(f: ScorerDiagnosis) -> Table:
         for s in f.signals
     ]
     columns = [
-        Column("signal", lambda r: r["signal"], left=True),
-        Column("what it ranks by", lambda r: r["what"], left=True),
-        Column("regained", lambda r: r["regained"]),
-        Column("lost", lambda r: r["lost"]),
-        Column("regained, by cell", lambda r: r["cells"]),
-        Column("gold lost, AUC", lambda r: r["gold"], ".2f"),
+        Column("signal", left=True),
+        Column("what it ranks by", "what", left=True),
+        Column("regained"),
+        Column("lost"),
+        Column("regained, by cell", "cells"),
+        Column("gold lost, AUC", "gold", ".2f"),
     ]
     notes = [
         verdict(f),

@@ -87,13 +87,13 @@ class Tuned:
 
     def table(self) -> Table:
         columns = [
-            Column("policy", lambda r: r["label"], left=True),
-            Column("mean budget", lambda r: r["mean"], "g"),
-            Column("blocks a tile", lambda r: r["kept_blocks"], ".1f"),
-            Column("kept", lambda r: r["kept_share"], ".1%"),
-            Column("KL to dense", lambda r: r["kl"], ".4f"),
-            Column("loss", lambda r: r["loss_change"], "+.4f"),
-            Column("same choice", lambda r: r["agreement"], ".1%"),
+            Column("policy", "label", left=True),
+            Column("mean budget", "mean", "g"),
+            Column("blocks a tile", "kept_blocks", ".1f"),
+            Column("kept", "kept_share", ".1%"),
+            Column("KL to dense", "kl", ".4f"),
+            Column("loss", "loss_change", "+.4f"),
+            Column("same choice", "agreement", ".1%"),
             Column("prefill / dense", lambda r: r["seconds"] / r["dense_seconds"], ".2f"),
         ]
         rows = [{"label": c.label, "mean": c.mean} | asdict(c.verdict) for c in [*self.tried, self.even]]

@@ -46,15 +46,9 @@ class Backend(Protocol):
         """kv_idx from a ranking and the rule's counts."""
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        selection: Selection | None,
-        geometry: Geometry,
-        scale: float,
+        self, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float,
         softcap: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Output `[B, H, M, Dv]` in q's type and log-sum-exp `[B, H, M]`; `selection=None` means every visible block.
 
         A row that sees no key, padded rows among them, gets 0 and -inf.

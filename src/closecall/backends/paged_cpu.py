@@ -28,17 +28,9 @@ def _where(plan: Plan, k_pages: Tensor) -> tuple[int, ...]:
 
 
 def _rank_args(
-    q: Tensor,
-    k_pages: Tensor,
-    policy: Policy,
-    geometry: Geometry,
-    plan: Plan,
-    scale: float,
-    width: int,
-    outputs: tuple[int, int, int, int],
-    store: Tensor | None,
-    every_row: Tensor | None = None,
-) -> bytes:
+    q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, scale: float, width: int,
+    outputs: tuple[int, int, int, int], store: Tensor | None, every_row: Tensor | None = None,
+) -> bytes:  # fmt: skip
     native = cpu.kernel(policy, q.shape[3])
     assert native is not None
     kinds = (native.summary, native.reduction, policy.sinks, width)
@@ -64,15 +56,9 @@ def update(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan:
 
 
 def rank(
-    q: Tensor,
-    k_pages: Tensor,
-    policy: Policy,
-    geometry: Geometry,
-    plan: Plan,
-    scale: float,
-    told: Tensor,
+    q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, scale: float, told: Tensor,
     store: Tensor | None = None,
-) -> Ranked:
+) -> Ranked:  # fmt: skip
     """The ranking of `cpu.rank`, for a rule that is told of the sequences `told`.
 
     With a store, blocks that were complete before the first row are not read again.
@@ -107,17 +93,9 @@ def _forced_mass(q: Tensor, k_pages: Tensor, geometry: Geometry, plan: Plan, sca
 
 
 def attend(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    selection: Selection | None,
-    geometry: Geometry,
-    plan: Plan,
-    scale: float,
-    softcap: float,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, selection: Selection | None, geometry: Geometry, plan: Plan,
+    scale: float, softcap: float, out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
     """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
     kept, alive = cpu.kept_args(selection, q, k_pages)
     views = (*(x for t in (q, k_pages, v_pages, out) for x in cpu._view(t)), lse.data_ptr(), q.shape[2])

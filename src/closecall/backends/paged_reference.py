@@ -43,17 +43,9 @@ def rank(
 
 
 def attend(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    selection: Selection | None,
-    geometry: Geometry,
-    plan: Plan,
-    scale: float,
-    softcap: float,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, selection: Selection | None, geometry: Geometry, plan: Plan,
+    scale: float, softcap: float, out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
     """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
     k, v = gathered(k_pages, plan), gathered(v_pages, plan)
     some, some_lse = reference.attend(q, k, v, selection, geometry, scale, softcap)

@@ -126,16 +126,9 @@ def _spread(tiles: slice, most: int | None) -> list[int]:
 
 @torch.no_grad()
 def certify(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    selection: Selection,
-    *,
-    scale: float | None = None,
-    backend: str = "auto",
-    softcap: float = 0.0,
-    tiles: int | None = None,
-) -> Certificate:
+    q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, scale: float | None = None, backend: str = "auto",
+    softcap: float = 0.0, tiles: int | None = None,
+) -> Certificate:  # fmt: skip
     """For every row, upper bounds on the softmax mass the selection dropped and on the error of its output.
 
     Arguments as for `attend`. The bounds hold for the exact numbers, rounding included: what the kept blocks weigh

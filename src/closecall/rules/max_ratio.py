@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import check_share
 from ..ranking import Ranked
 from .base import RULES
 from .pooled import Weighed, ordered
@@ -28,8 +28,8 @@ class MaxRatio(Weighed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ratio is not None and (not is_number(self.ratio) or not 0 < self.ratio <= 1):
-            raise ValueError(f"ratio must be in (0, 1], of the best block's weight, got {self.ratio!r}")
+        if self.ratio is not None:
+            check_share("ratio", self.ratio, "of the best block's weight")
 
     def wanted(self, ranked: Ranked) -> Tensor:
         """The ratio, or its logarithm where scores are logits."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import check_layers, is_number
 from ..ranking import Decision, Ranked, margins_at
 from ..registry import Setting
 from .base import RULES, Rule
@@ -48,12 +48,7 @@ class PerHead(Rule):
                 f"rule 'per-head' needs budgets, a list for each layer, got {self.budgets!r}: "
                 "`closecall tune` finds them and writes a policy file"
             )
-        layers = tuple(self.layers) or tuple(range(len(self.budgets)))
-        if len(layers) != len(self.budgets) or list(layers) != sorted(set(layers)) or min(layers) < 0:
-            raise ValueError(
-                f"layers must be ascending layer numbers, one for each of the {len(self.budgets)} lists of budgets, "
-                f"got {self.layers!r}"
-            )
+        layers = check_layers(self.layers, self.budgets, "lists of budgets")
         budgets = tuple(_budgets(layer, listed) for layer, listed in zip(layers, self.budgets, strict=True))
         heads = {len(listed) for listed in budgets}
         if len(heads) > 1:

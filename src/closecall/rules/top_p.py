@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import check_share
 from ..ranking import Ranked
 from .base import RULES
 from .pooled import Weighed
@@ -32,8 +32,8 @@ class TopP(Weighed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.p is not None and (not is_number(self.p) or not 0 < self.p <= 1):
-            raise ValueError(f"p must be in (0, 1], a share of the estimated mass, got {self.p!r}")
+        if self.p is not None:
+            check_share("p", self.p, "a share of the estimated mass")
 
     def limit(self, n_blocks: int) -> int:
         return n_blocks

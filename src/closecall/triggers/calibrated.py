@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import check_layers, is_number
 from .base import TRIGGERS, Trigger, fixed_point, share
 
 Threshold = float | tuple[float, ...]
@@ -72,12 +72,7 @@ class Calibrated(Trigger):
                 f"trigger 'calibrated' needs thresholds, one for each layer, got {self.thresholds!r}: "
                 "`closecall calibrate` finds them and writes a policy for Policy.load"
             )
-        layers = tuple(self.layers) or tuple(range(len(self.thresholds)))
-        if len(layers) != len(self.thresholds) or list(layers) != sorted(set(layers)) or min(layers) < 0:
-            raise ValueError(
-                f"layers must be ascending layer numbers, one for each of the {len(self.thresholds)} thresholds, "
-                f"got {self.layers!r}"
-            )
+        layers = check_layers(self.layers, self.thresholds, "thresholds")
         read = tuple(_read(i, x) for i, x in zip(layers, self.thresholds, strict=True))
         if len({isinstance(x, tuple) for x in read}) > 1:
             raise ValueError("thresholds are one number a layer, or one a head in all layers: not both")

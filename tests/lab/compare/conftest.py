@@ -1,13 +1,12 @@
-"""A tiny model with the probes' tokenizer, and a capture of a few prompts of it."""
+"""A tiny model, and a capture of a few prompts of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from closecall_lab.eval import statistics
 from closecall_lab.eval.compare.capture import Capture, capture
@@ -18,28 +17,8 @@ TASKS = ("probe-needle", "probe-scattered:keys=8,questions=3")
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, scaled up until attention is far from uniform, so that policies do differ."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from closecall_lab.probes.words import END, IDS, PAD, START, tokenizer
-
-    settings: dict[str, Any] = {
-        "vocab_size": len(IDS), "hidden_size": HEADS * DIM, "intermediate_size": 64, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 1024,
-        "bos_token_id": IDS[START], "eos_token_id": IDS[END], "pad_token_id": IDS[PAD],
-    }  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**settings))
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.ndim == 2:
-                    weight.normal_(0, 0.3)
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    model.save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
+def tiny(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("Llama")
 
 
 @pytest.fixture(scope="session")

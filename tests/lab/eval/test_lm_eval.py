@@ -131,33 +131,25 @@ def picked_by_hand(model: Any, tokenizer: Any, include: Path) -> list[str]:
 
 def test_an_attached_model_is_what_lm_eval_runs(subject: tuple[Any, Any], include: Path) -> None:
     model, tokenizer = subject
+    documents = lm_eval.Documents("lm-eval:closecall_local", model, tokenizer, include_path=include)
     sparse = closecall.policy("topk", budget=4, tile_factor=1, block=16, tile=16)
     found = {}
-    for policy in (None, closecall.policy("dense"), sparse):
-        result = lm_eval.run("lm-eval:closecall_local", model, tokenizer, policy, include_path=include)
-        assert result.name == "closecall_local"
-        assert [s.document for s in result.samples] == list(range(N))
-        mean = sum(s.scores["acc"] for s in result.samples) / N
-        assert result.scores["closecall_local"]["acc,none"] == pytest.approx(mean)
-        found[str(policy)] = [s.scores["acc"] for s in result.samples]
-    assert found["None"] != found[str(sparse)]  # the policy matters here, so running the wrong one would show
-    assert found["None"] == found[str(closecall.policy("dense"))] == by_hand(model, tokenizer, include)
-    with closecall.attach(model, sparse):
-        assert found[str(sparse)] == by_hand(model, tokenizer, include)
-    with closecall.attach(model, sparse) as handle:  # and what the caller attached is left alone
-        result = lm_eval.run("closecall_local", model, tokenizer, include_path=include)
-        assert [s.scores["acc"] for s in result.samples] == found[str(sparse)]
-        assert handle.attached
-        assert any(layer["kept_fraction"] < 1 for layer in handle.stats().values())
+    for policy in (closecall.policy("dense"), sparse):
+        with closecall.attach(model, policy) as handle:
+            found[policy] = [documents.answer(i).scores["acc"] for i in range(N)]
+            assert found[policy] == by_hand(model, tokenizer, include)
+            assert any(layer["kept_fraction"] < 1 for layer in handle.stats().values()) == (policy is sparse)
+    assert found[closecall.policy("dense")] == by_hand(model, tokenizer, include)
+    assert (
+        found[closecall.policy("dense")] != found[sparse]
+    )  # the policy matters here: running the wrong one would show
 
 
-def test_generation_and_limit(subject: tuple[Any, Any], include: Path) -> None:
-    model, tokenizer = subject
-    policy = closecall.policy("topk", budget=4, tile_factor=1, block=16, tile=16)
-    result = lm_eval.run("closecall_generated", model, tokenizer, policy, limit=2, include_path=include)
-    assert [s.document for s in result.samples] == [0, 1]
-    assert set(result.samples[0].scores) == {"exact_match"}
-    assert len({s.digest for s in result.samples}) == 2
+def test_generation(subject: tuple[Any, Any], include: Path) -> None:
+    documents = lm_eval.Documents("closecall_generated", *subject, include_path=include)
+    answered = documents.answer(1)
+    assert set(answered.scores) == {"exact_match"}
+    assert answered.output.count(" ") < 4
 
 
 def test_document_by_document(subject: tuple[Any, Any], include: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,15 +189,13 @@ def test_solved_examples_do_not_depend_on_who_was_asked_before(subject: tuple[An
 def test_bad_input(subject: tuple[Any, Any], include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = subject
     with pytest.raises(ValueError, match="unknown lm-eval task 'closecall_locale': did you mean 'closecall_local'"):
-        lm_eval.run("lm-eval:closecall_locale", model, tokenizer, include_path=include)
-    with pytest.raises(ValueError, match="limit must be at least 1"):
-        lm_eval.run("closecall_local", model, tokenizer, limit=0)
+        lm_eval.Documents("lm-eval:closecall_locale", model, tokenizer, include_path=include)
     with pytest.raises(ValueError, match="chat=True needs a chat template"):
-        lm_eval.run("closecall_local", model, tokenizer, chat=True)
+        lm_eval.Documents("closecall_local", model, tokenizer, chat=True)
     with pytest.raises(ValueError, match="include_path must be a directory"):
-        lm_eval.run("closecall_local", model, tokenizer, include_path=include / "local.yaml")
+        lm_eval.Documents("closecall_local", model, tokenizer, include_path=include / "local.yaml")
     with pytest.raises(ValueError, match="this one has none: set eos_token"):
-        lm_eval.run("closecall_local", model, words.tokenizer())
+        lm_eval.Documents("closecall_local", model, words.tokenizer())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"closecall-lab\[lm-eval\]"):
-        lm_eval.run("closecall_local", model, tokenizer)
+        lm_eval.Documents("closecall_local", model, tokenizer)

@@ -12,7 +12,7 @@ import torch
 from closecall import cli
 from closecall.models.catalogue import shape as gpu_shape
 from closecall.models.entry import Shape
-from closecall_lab.bench.profile.cli import add_pareto, add_profile
+from closecall_lab.bench.profile.cli import COMMANDS
 
 Command = Callable[..., int]
 
@@ -34,7 +34,7 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def command() -> Command:
     root = cli.Parser(prog="closecall")
     commands = root.add_subparsers()
-    for add in (add_profile, add_pareto):
+    for add in COMMANDS:
         add(commands)
     return lambda *argv: cli.guarded(root, [str(x) for x in argv])
 

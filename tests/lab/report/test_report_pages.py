@@ -179,7 +179,7 @@ def test_models_side_by_side(tmp_path: Path) -> None:
 def run(*argv: str) -> None:
     root = Parser(prog="closecall")
     commands = root.add_subparsers()
-    cli.add_report(commands)
+    cli.REPORT(commands)
     args = root.parse_args(list(argv))
     args.run(args)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import closecall
+from closecall.cli import Parser
 from closecall.scorers.base import Scorer
 from closecall_lab.eval.subject import Subject
 from closecall_lab.theory import certified, signals
 from closecall_lab.theory.analysis import analyse, fire_all, head_noise
 from closecall_lab.theory.cells import COLUMNS, STATISTICS, check_scorer, measure
-from closecall_lab.theory.cli import add_calibrate, add_diagnose
+from closecall_lab.theory.cli import COMMANDS
 from closecall_lab.theory.diagnose import Study, diagnose
 from closecall_lab.theory.diagnose_report import best_signal, findings_of, markdown, verdict
 from closecall_lab.theory.dump import KEY, NAME, Dump, Writer
@@ -384,10 +384,10 @@ PICTURES = [f"{name}.{kind}" for name in ("margins", "value", "regret", "tightne
 
 
 def command(*arguments: str) -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     commands = parser.add_subparsers()
-    add_diagnose(commands)
-    add_calibrate(commands)
+    for add in COMMANDS:
+        add(commands)
     args = parser.parse_args(arguments)
     args.run(args)
 

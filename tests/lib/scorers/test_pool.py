@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from small_calls import call
-from test_selector_native import EXPONENTIAL, NAMED, NATIVE, ranked_scores
+from test_selector_native import NAMED, NATIVE, check_ranked_scores
 from test_selector_scores import AGGREGATES, bound, made, scored
 
 import closecall
@@ -185,17 +185,7 @@ def test_native_scores_are_those_of_the_reference(engine: Engine, name: str, agg
     def check(seed: int, dtype: torch.dtype) -> None:
         case = call(seed, dtype)
         policy, _ = made(name, aggregate, case)
-        policy = policy.replace(pool=divisor(case))
-        q, k, _ = case.tensors()
-        found, expected = ranked_scores(engine, case, policy), scored(case, policy, q, k)
-        ranked = ~found.isnan()
-        always, relative = bound(case, oracle.exact(q), oracle.exact(k), 2.0**-24)
-        off = (found - expected)[ranked].abs()
-        assert bool((off <= 2 * always + (2 * relative + EXPONENTIAL) * expected[ranked].abs() + EXPONENTIAL).all())
-        geometry = plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments())
-        block = torch.arange(geometry.n_blocks)
-        free = (block < geometry.visible[..., None]) & ~geometry.forced_mask(case.sinks)
-        assert torch.equal(ranked, free[:, None].expand_as(ranked))
+        check_ranked_scores(engine, case, policy.replace(pool=divisor(case)))
 
     check()
 

@@ -33,6 +33,20 @@ def ranked_scores(engine: Engine, case: Case, policy: closecall.Policy) -> torch
     return found.scatter_(-1, ranked.order.long(), ranked.scores)[..., :-1]
 
 
+def check_ranked_scores(engine: Engine, case: Case, policy: closecall.Policy) -> None:
+    """Native scores are the reference's within their rounding; ranked are the visible blocks that are not forced."""
+    q, k, _ = case.tensors()
+    found, expected = ranked_scores(engine, case, policy), scored(case, policy, q, k)
+    ranked = ~found.isnan()
+    always, relative = bound(case, oracle.exact(q), oracle.exact(k), 2.0**-24)
+    off = (found - expected)[ranked].abs()
+    assert bool((off <= 2 * always + (2 * relative + EXPONENTIAL) * expected[ranked].abs() + EXPONENTIAL).all())
+    geometry = plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments())
+    block = torch.arange(geometry.n_blocks)
+    free = (block < geometry.visible[..., None]) & ~geometry.forced_mask(case.sinks)
+    assert torch.equal(ranked, free[:, None].expand_as(ranked))
+
+
 @pytest.mark.parametrize("engine", NATIVE, ids=str)
 @pytest.mark.parametrize(("name", "aggregate"), PAIRS)
 def test_the_scores_of_the_reference(engine: Engine, name: str, aggregate: str) -> None:
@@ -40,17 +54,7 @@ def test_the_scores_of_the_reference(engine: Engine, name: str, aggregate: str) 
     def check(seed: int, dtype: torch.dtype) -> None:
         case = call(seed, dtype)
         policy, _ = made(name, aggregate, case)
-        q, k, _ = case.tensors()
-        found, expected = ranked_scores(engine, case, policy), scored(case, policy, q, k)
-        ranked = ~found.isnan()
-        always, relative = bound(case, oracle.exact(q), oracle.exact(k), 2.0**-24)
-        off = (found - expected)[ranked].abs()
-        assert bool((off <= 2 * always + (2 * relative + EXPONENTIAL) * expected[ranked].abs() + EXPONENTIAL).all())
-        # Ranked are the visible blocks that are not forced, and no others.
-        geometry = plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments())
-        block = torch.arange(geometry.n_blocks)
-        free = (block < geometry.visible[..., None]) & ~geometry.forced_mask(case.sinks)
-        assert torch.equal(ranked, free[:, None].expand_as(ranked))
+        check_ranked_scores(engine, case, policy)
 
     check()
 

@@ -28,16 +28,16 @@ QUICK = FULL | {"contexts": "4k,16k", "seconds": 1.0}
 COLOURS = ("#c2410c", "#1d4ed8", "#047857", "#6b7280")
 COLUMNS = (
     Column("cache", lambda r: size(r["context"])),
-    Column("type", lambda r: r["dtype"], left=True),
-    Column("D", lambda r: r["dim"]),
-    Column("threads", lambda r: r["threads"]),
+    Column("type", "dtype", left=True),
+    Column("D", "dim"),
+    Column("threads"),
     Column("SDPA ms", lambda r: three_digits(r["sdpa_ms"])),
     Column("ours ms", lambda r: three_digits(r["ours_ms"])),
-    Column("vs SDPA", lambda r: r["vs_sdpa"], ".2f"),
-    Column("GB/s", lambda r: r["gb_per_second"], ".1f"),
-    Column("scaling", lambda r: r["one_thread_over_all"], ".2f"),
-    Column("extra MiB", lambda r: r["extra_mib"], ".1f"),
-    Column("SDPA form", lambda r: r["sdpa_form"], left=True),
+    Column("vs SDPA", "vs_sdpa", ".2f"),
+    Column("GB/s", "gb_per_second", ".1f"),
+    Column("scaling", "one_thread_over_all", ".2f"),
+    Column("extra MiB", "extra_mib", ".1f"),
+    Column("SDPA form", "sdpa_form", left=True),
 )
 
 

@@ -28,17 +28,17 @@ QUICK = FULL | {"contexts": "8k", "seconds": 1.0}
 POLICIES = ("quest", "auto")
 COLUMNS = (
     Column("cache", lambda r: size(r["context"])),
-    Column("type", lambda r: r["dtype"], left=True),
-    Column("D", lambda r: r["dim"]),
-    Column("threads", lambda r: r["threads"]),
-    Column("policy", lambda r: r["policy"], left=True),
+    Column("type", "dtype", left=True),
+    Column("D", "dim"),
+    Column("threads"),
+    Column("policy", left=True),
     Column("select ms", lambda r: three_digits(r["select_ms"])),
     Column("kept", lambda r: three_digits(r["kept_select_ms"])),
-    Column("times", lambda r: r["select_ratio"], ".1f"),
+    Column("times", "select_ratio", ".1f"),
     Column("step ms", lambda r: three_digits(r["step_ms"])),
     Column("kept", lambda r: three_digits(r["kept_step_ms"])),
-    Column("times", lambda r: r["step_ratio"], ".2f"),
-    Column("kept MiB", lambda r: r["kept_mib"], ".1f"),
+    Column("times", "step_ratio", ".2f"),
+    Column("kept MiB", "kept_mib", ".1f"),
 )
 
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from closecall.cli import Command, Parser
+
 from ...spine import files
-from ...spine.options import count, counts, dtypes, each, output_dir, threads
+from ...spine.options import count, counts, dtypes, each, output_dir, shared, threads
 from ...spine.progress import written
 
-Commands = Any  # argparse's sub-parser collection, whose type is private
 T = TypeVar("T")
 
-PROFILE = """\
+ABOUT_PROFILE = """\
 Shows where prefill time goes, and at which context sparse overtakes dense: the wall of a whole prefill split into
 selection (summaries, ranking, rule, indices), attention, and the rest of the model; attention's share of it; what
 Amdahl's law then allows; the crossover, with an interval. Always against two baselines: the model with torch SDPA,
@@ -32,7 +33,7 @@ examples:
   closecall profile --shape llama-3-8b --contexts 8k --head-groups all --rows all    a whole layer, in one piece
   closecall profile --report out/profile/profile-qwen2.5-7b-1m.json                  what is there, as Markdown
 """
-PARETO = """\
+ABOUT_PARETO = """\
 Joins the accuracy of `closecall eval` with the wall ratios of `closecall profile`, by model, context, policy and
 budget, in the layout of the paper's speed-quality table: context, accuracy, wall against dense, verdict. Draws the
 frontier. What has only one of the two numbers is listed as such.
@@ -48,18 +49,7 @@ def _given(text: str | None, read: Callable[[str], T]) -> T | None:
     return None if text is None else read(text)
 
 
-def add_profile(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "profile",
-        help="where prefill time goes, and from which context on sparse is faster",
-        description=PROFILE,
-        epilog=PROFILE_EXAMPLES,
-        fill=_fill,
-    )
-    parser.set_defaults(run=profile)
-
-
-def _fill(parser: argparse.ArgumentParser) -> None:
+def profile_options(parser: Parser) -> None:
     from .policies import PROFILED
     from .shapes import NAMES
 
@@ -164,19 +154,12 @@ def _shape(args: argparse.Namespace) -> Any:
     return ShapeProfile(shape=shape, part=part, dtypes=types, name=f"profile-{shape.name}", **shared)
 
 
-def add_pareto(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "pareto", help="accuracy and speed in one table: which policy is on the frontier", description=PARETO
-    )
-    parser.add_argument(
-        "--store", metavar="FILE", type=Path, default=Path("out/eval.db"), help="of `closecall eval` (%(default)s)"
-    )
+def pareto_options(parser: Parser) -> None:
+    shared(
+        parser, "store", "models", "out", models=None, out=Path("out/pareto"),
+        store_help="of `closecall eval`", models_help="only these (all)",
+    )  # fmt: skip
     parser.add_argument("--profile", metavar="FILE,...", help="results of `closecall profile` (all in out/profile)")
-    parser.add_argument("--model", "--models", dest="models", metavar="NAME,...", help="only these (all)")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("out/pareto"), help="where to write (%(default)s)"
-    )
-    parser.set_defaults(run=pareto)
 
 
 def pareto(args: argparse.Namespace) -> None:
@@ -200,4 +183,11 @@ def pareto(args: argparse.Namespace) -> None:
     written([*page.write(args.out, "pareto"), numbers])
 
 
-COMMANDS = (add_profile, add_pareto)
+PARETO = Command(
+    "pareto", "accuracy and speed in one table: which policy is on the frontier", ABOUT_PARETO, pareto_options, pareto
+)
+PROFILE = Command(
+    "profile", "where prefill time goes, and from which context on sparse is faster", ABOUT_PROFILE,
+    profile_options, profile, PROFILE_EXAMPLES,
+)  # fmt: skip
+COMMANDS = (PROFILE, PARETO)

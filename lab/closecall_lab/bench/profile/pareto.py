@@ -199,15 +199,15 @@ def _budget(p: Point) -> str | None:
 
 
 COLUMNS = (
-    Column("policy", lambda r: r["p"].policy, left=True),
-    Column("budget (tile budget)", lambda r: _budget(r["p"]), left=True),
-    Column("questions", lambda r: r["p"].accuracy and r["p"].accuracy.n),
-    Column("accuracy", lambda r: estimate(r["p"].accuracy)),
-    Column("of dense's", lambda r: r["p"].quality, ".2f"),
-    Column("wall vs SDPA", lambda r: r["p"].wall and r["p"].wall.over_sdpa, ".2f"),
-    Column("wall vs our dense", lambda r: r["p"].wall and r["p"].wall.over_dense, ".2f"),
-    Column("frontier", lambda r: "yes" if r["p"].frontier else None, left=True),
-    Column("verdict", lambda r: r["p"].verdict, left=True),
+    Column("policy", "policy", left=True),
+    Column("budget (tile budget)", lambda r: _budget(r), left=True),
+    Column("questions", "accuracy.n"),
+    Column("accuracy", lambda r: estimate(r.accuracy)),
+    Column("of dense's", "quality", ".2f"),
+    Column("wall vs SDPA", "wall.over_sdpa", ".2f"),
+    Column("wall vs our dense", "wall.over_dense", ".2f"),
+    Column("frontier", lambda r: "yes" if r.frontier else None, left=True),
+    Column("verdict", "verdict", left=True),
 )
 NOTES = (
     "accuracy: from the evaluation store, 95% interval. wall: the whole prefill over that of the same model with torch "
@@ -225,7 +225,7 @@ def _where(p: Point) -> str:
 
 def table(group: Sequence[Point]) -> Table:
     """The policies of one model, task, context and kind of profile."""
-    return Table(_where(group[0]), COLUMNS, [{"p": p} for p in group], keys=2)
+    return Table(_where(group[0]), COLUMNS, group, keys=2)
 
 
 def figure(groups: Sequence[Sequence[Point]]) -> Figure | None:

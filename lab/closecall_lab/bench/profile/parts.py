@@ -140,15 +140,9 @@ class _Watched:
             return self._backend.gather_kept(ranked, counts, geometry, sinks, width)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        selection: Selection | None,
-        geometry: Geometry,
-        scale: float,
+        self, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, scale: float,
         softcap: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         with self._watch.span("attend"):
             return self._backend.attend(q, k, v, selection, geometry, scale, softcap)
 

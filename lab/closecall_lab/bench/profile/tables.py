@@ -99,8 +99,8 @@ KEYS = 4  # columns that name a row
 def _where_columns() -> list[Column]:
     return [
         Column("context", lambda r: size(r["context"])),
-        Column("type", lambda r: r["dtype"], left=True),
-        Column("threads", lambda r: r["threads"]),
+        Column("type", "dtype", left=True),
+        Column("threads"),
         Column("policy", shown_name, left=True),
     ]
 
@@ -112,7 +112,7 @@ def _columns(base: str) -> list[Column]:
         Column("selection s", _seconds("selection_seconds")),
         Column("attention s", _seconds("attend")),
         Column("rest s", _seconds("elsewhere_seconds")),
-        Column("attention's share", lambda r: r["attention_share"], ".0%"),
+        Column("attention's share", "attention_share", ".0%"),
         Column("if it were free", lambda r: r.get("floor"), ".2f"),
         Column(f"/ {base}", lambda r: r.get("over_unattached"), ".2f"),
         Column(f"bound / {base}", lambda r: r.get("bound_over_unattached"), ".2f"),
@@ -198,9 +198,9 @@ def _crossings(found: Sequence[tuple[Facts, str, str, Crossover]], base: str) ->
         here = listed.setdefault((cell["dtype"], cell["threads"], name), cell | {"name": name})
         here[against] = str(at)
     columns = [
-        Column("type", lambda r: r["dtype"], left=True),
-        Column("threads", lambda r: r["threads"]),
-        Column("policy", lambda r: r["name"], left=True),
+        Column("type", "dtype", left=True),
+        Column("threads"),
+        Column("policy", "name", left=True),
         Column(f"overtakes {base} at", lambda r: r.get(UNATTACHED), left=True),
         Column("overtakes our dense at", lambda r: r.get(DENSE), left=True),
     ]
@@ -238,12 +238,12 @@ def paper(measured: Measured) -> Table | None:
         return None
     columns = [
         *_where_columns(),
-        Column("share, paper", lambda r: r["paper_share"], ".0%"),
-        Column("SDPA model", lambda r: r["share"], ".0%"),
-        Column("our dense model", lambda r: r["dense_share"], ".0%"),
-        Column("wall vs dense, paper", lambda r: r["paper_wall"], ".2f"),
-        Column("/ SDPA", lambda r: r["over_unattached"], ".2f"),
-        Column("/ our dense", lambda r: r["over_dense"], ".2f"),
+        Column("share, paper", "paper_share", ".0%"),
+        Column("SDPA model", "share", ".0%"),
+        Column("our dense model", "dense_share", ".0%"),
+        Column("wall vs dense, paper", "paper_wall", ".2f"),
+        Column("/ SDPA", "over_unattached", ".2f"),
+        Column("/ our dense", "over_dense", ".2f"),
     ]
     notes = [
         f"share: attention's part of dense prefill. The paper's figures: {PARETO_WHERE}, on a GPU (its profiled router "

@@ -8,7 +8,6 @@ again. Layers are written as the model reaches them, so that memory holds one at
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -21,18 +20,19 @@ from torch import Tensor
 
 from closecall.hf.attach import attach
 from closecall.hf.op import Call
+from closecall.info import DTYPES
 from closecall.registry import unknown
 
 from ... import tasks
+from ...spine import files
+from ...spine.numbers import TYPES
+from ...spine.progress import Say, say
 from ...tasks.example import Encoded, Example, Question, answer_tokens, encode_example, tokens_of
 from ..subject import Subject
 
 FORMAT = 1
 RESERVE = 2**28  # bytes of the disk that are left alone
 MOST_BYTES = 20 * 2**30
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-Say = Callable[[str], None]
 
 
 class CaptureError(OSError):
@@ -129,13 +129,6 @@ def _read_prompt(directory: Path) -> Prompt:
     return Prompt(directory=directory, asked=asked, layers=tuple(given.pop("layers")), **given)
 
 
-def _write(path: Path, data: dict[str, Any]) -> None:
-    """All of it or nothing."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(part, path)
-
-
 @dataclass(frozen=True)
 class _Wanted:
     """A prompt to capture."""
@@ -160,7 +153,7 @@ def capture(
     layers: Sequence[int] | None = None,
     save_as: str | None = None,
     most_bytes: int = MOST_BYTES,
-    say: Say = print,
+    say: Say = say,
 ) -> int:
     """Captures the first n examples of each task and context, and returns how many were not there yet.
 
@@ -174,7 +167,7 @@ def capture(
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
     root = Path(directory)
     wanted = list(_wanted(subject, root, task_names, contexts, n, seed))
-    per_token = _bytes_per_token(subject, layers, None if save_as is None else TYPES[save_as])
+    per_token = _bytes_per_token(subject, layers, None if save_as is None else DTYPES[save_as])
     manifest = {
         "closecall_capture": FORMAT,
         "fingerprint": subject.fingerprint,
@@ -187,8 +180,7 @@ def capture(
         _check_same(root, Capture.open(root).manifest, manifest)
     missing = [w for w in wanted if not (w.directory / "prompt.json").exists()]
     _check_room(root, sum(len(w.ids) for w in missing) * sum(per_token.values()), most_bytes)
-    root.mkdir(parents=True, exist_ok=True)
-    _write(root / "manifest.json", manifest)
+    files.write(root / "manifest.json", json.dumps(manifest, indent=1) + "\n")
     for i, one in enumerate(missing):
         _capture_one(subject, one, sorted(per_token), save_as)
         say(f"captured {one.directory.name} ({i + 1}/{len(missing)}, {len(one.ids)} tokens)")
@@ -205,9 +197,12 @@ def _wanted(
             for number, example in enumerate(made):
                 encoded = encode_example(loaded.tokenizer, example)
                 asked = tuple(_asked(example, question, encoded) for question in example.questions)
-                slug = re.sub(r"[^a-z0-9]+", "-", str(task).lower()).strip("-")[:60]
-                name = f"{slug}-{context}-seed{seed}-{number:04d}-{example.digest()[:8]}"
+                name = f"{_slug(str(task))}-{context}-seed{seed}-{number:04d}-{example.digest()[:8]}"
                 yield _Wanted(root / name, str(task), seed, number, example, encoded.ids, asked)
+
+
+def _slug(task: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")[:60]
 
 
 def _asked(example: Example, question: Question, encoded: Encoded) -> Asked:
@@ -287,7 +282,7 @@ def _capture_one(subject: Subject, one: _Wanted, layers: list[int], save_as: str
     about: dict[str, Any] = {"task": one.task, "context": example.context, "seed": one.seed, "number": one.number}
     about |= {"example": example.digest(), "tokens": len(one.ids), "layers": sorted(seen)}
     about["asked"] = [{"row": a.row, "gold": [list(span) for span in a.gold]} for a in one.asked]
-    _write(one.directory / "prompt.json", about)
+    files.write(one.directory / "prompt.json", json.dumps(about, indent=1) + "\n")
 
 
 def save_layer(
@@ -297,17 +292,15 @@ def save_layer(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    dtype = None if save_as is None else TYPES[save_as]
+    dtype = None if save_as is None else DTYPES[save_as]
     tensors = {
         name: x[0].detach().to(device="cpu", dtype=dtype or x.dtype).contiguous()
         for name, x in zip("qkv", qkv, strict=True)
     }
-    part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        save_file(tensors, part, {"scale": repr(scale), "softcap": repr(softcap)})
-        os.replace(part, path)
+        with files.draft(path) as part:
+            save_file(tensors, part, {"scale": repr(scale), "softcap": repr(softcap)})
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
         raise CaptureError(
             f"{path} cannot be written ({error}): finished prompts are safe, and the same command goes on from there"
         ) from error

@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ...spine.options import count, counts, each
+from closecall.cli import Command, Commands, Parser
 
-Commands = Any  # argparse's sub-parser collection, whose type is private
+from ...spine import figure, files
+from ...spine.options import count, counts, each, need, shared
+from ...spine.progress import say, written
 
 ABOUT = """\
 Runs policies on the same examples and holds them against each other only where they kept the same number of
@@ -37,67 +39,42 @@ same command goes on with the first prompt that is not finished.
 TIMED = (8, 2, 64)  # query heads, key heads and head size of the tensors to time on where none are captured
 
 
-def add_compare(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="which selector wins at equal measured budget, and what it costs",
-        description=ABOUT,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("--model", "--models", dest="models", metavar="NAME,...", default="", help="as for eval")
-    parser.add_argument("--tasks", "--task", metavar="NAME,...", default="", help="as for eval")
-    parser.add_argument("--contexts", "--context", metavar="N,...", default="4k", help="k for 1024 (%(default)s)")
+def options(parser: Parser) -> None:
+    shared(parser, "models", "tasks", "contexts", contexts="4k")
     parser.add_argument(
         "--policies", metavar="NAME,...", default="quest,topk,router-on-quest", help="who enters (%(default)s)"
     )
     parser.add_argument("--against", metavar="NAME,...", default="quest", help="whom all others meet (%(default)s)")
-    parser.add_argument("--budgets", "--budget", metavar="K,...", default="33", help="as for eval (%(default)s)")
-    parser.add_argument("--n", metavar="N", default="50", help="examples of each task and context (%(default)s)")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the examples (%(default)s)")
+    shared(parser, "budgets", "n", "seed", "dtype", "store", "jobs", store_help="where answers live")
     parser.add_argument("--split", metavar="PART", default="choose", help="choose or final (%(default)s)")
-    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
-    parser.add_argument(
-        "--store", metavar="FILE", type=Path, default=Path("out/eval.db"), help="where answers live (%(default)s)"
-    )
-    parser.add_argument("--jobs", metavar="N", default="1", help="workers, each with a model of its own (%(default)s)")
     parser.add_argument("--captured", metavar="DIR", type=Path, help="judge policies on these captured layers too")
     parser.add_argument(
         "--seconds", metavar="S", type=float, default=5.0, help="to time selection at each budget; 0: not (%(default)s)"
     )
     parser.add_argument("--by-layer", action="store_true", help="also print captured layers one by one")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="also write compare.md, compare.json, compare.png")
-    parser.set_defaults(run=run)
+    shared(parser, "out", out_help="also write compare.md, compare.json, compare.png")
     _add_capture(parser.add_subparsers(title="before comparing", metavar="COMMAND"))
 
 
 def _add_capture(commands: Commands) -> None:
     parser = commands.add_parser("capture", help="write prompts' queries, keys and values", description=CAPTURE)
-    parser.add_argument("--model", metavar="NAME", default="", help="as for eval")
-    parser.add_argument("--tasks", "--task", metavar="NAME,...", default="", help="as for eval")
-    parser.add_argument("--contexts", "--context", metavar="N,...", default="4k", help="k for 1024 (%(default)s)")
-    parser.add_argument(
-        "--n", metavar="N", default="2", help="examples of each task and context, both parts (%(default)s)"
+    shared(
+        parser, "model", "tasks", "contexts", "n", "seed", "dtype", "out", contexts="4k", n="2", out=Path("out/capture")
     )
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the examples (%(default)s)")
-    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
     parser.add_argument("--layers", metavar="I,...", help="only these full-attention layers (all)")
     parser.add_argument("--save-as", metavar="TYPE", help="fp32, bf16 or fp16 (the model's type)")
     parser.add_argument(
         "--max-gb", metavar="GB", type=float, default=20.0, help="write no more than this (%(default)s)"
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out/capture"), help="(%(default)s)")
     parser.set_defaults(run=run_capture)
 
 
 def run_capture(args: argparse.Namespace) -> None:
-    from ..runner import log
     from ..spec import split
     from ..subject import Subject
     from . import capture
 
-    for option, given in (("--model", args.model), ("--tasks", args.tasks)):
-        if not given:
-            raise ValueError(f"{option} is missing: name {'one' if option == '--model' else 'at least one'}")
+    need(model=args.model, tasks=args.tasks)
     if not args.max_gb > 0:
         raise ValueError(f"--max-gb must be above 0, got {args.max_gb!r}")
     wanted = {
@@ -109,7 +86,7 @@ def run_capture(args: argparse.Namespace) -> None:
         "save_as": args.save_as,
         "most_bytes": int(args.max_gb * 2**30),
     }
-    made = capture.capture(Subject.open(args.model, dtype=args.dtype), args.out, say=log, **wanted)
+    made = capture.capture(Subject.open(args.model, dtype=args.dtype), args.out, say=say, **wanted)
     there = len(capture.Capture.open(args.out).prompts())
     print(f"{made} prompts captured, {there} are in {args.out}")
 
@@ -123,7 +100,6 @@ def _index(text: str) -> int:
 def run(args: argparse.Namespace) -> None:
     import closecall
 
-    from ..runner import log
     from ..spec import Spec, split
     from ..store import Store
     from . import report, ring
@@ -142,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
     grid = _grid(args, specs, asked)
     capture = None if args.captured is None else Capture.open(args.captured)
     for note in grid.notes if not asked else []:  # else they are said when the grid is run
-        log(f"warning: {note}")
+        say(f"warning: {note}")
     settings: dict[str, Any] = {
         "closecall": closecall.__version__,
         "split": f"{args.split} ({'even' if args.split == 'choose' else 'odd'} example numbers)",
@@ -162,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
     if capture is not None:
         settings |= {"captured": f"{args.captured} of {capture.manifest['model']}"}
         with Findings(args.captured / "quality.jsonl") as findings:
-            rows = judge_all(capture, grid.variants, part=args.split, findings=findings, say=log)
+            rows = judge_all(capture, grid.variants, part=args.split, findings=findings, say=say)
         captured = ring.Captured(rows, [str(s) for s in against])
         tables += report.captured_tables(captured, f"Captured layers of {capture.manifest['model']}, {args.split} part")
         layers = report.layer_tables(captured)
@@ -172,19 +148,20 @@ def run(args: argparse.Namespace) -> None:
     for table in [*tables, *(layers if args.by_layer else [])]:
         print(table.text() + "\n")
     if args.out is not None:
-        report.write(args.out, settings, [*tables, *layers], report.as_json(settings, answers, captured, costs[0]))
-        drawn = _draw(args.out, answers) if answers is not None else []
-        log(f"written: {', '.join(str(args.out / name) for name in ('compare.md', 'compare.json', *drawn))}")
+        data = report.as_json(settings, answers, captured, costs[0])
+        paths = [
+            files.write(args.out / "compare.md", report.markdown(settings, [*tables, *layers])),
+            files.write(args.out / "compare.json", data),
+        ]
+        written([*paths, *(figure.save(_drawn(answers), args.out) if answers is not None else [])])
 
 
-def _draw(directory: Path, answers: Any) -> list[str]:
+def _drawn(answers: Any) -> dict[str, Any]:
     """The answers as a picture; none where no policy ran everywhere."""
     from .figure import picture
 
-    if not answers.tallies:
-        return []
-    picture(answers.tallies, len({g.model for g in answers.groups})).savefig(directory / "compare.png")
-    return ["compare.png"]
+    models = len({g.model for g in answers.groups})
+    return {"compare": picture(answers.tallies, models)} if answers.tallies else {}
 
 
 def _grid(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
@@ -192,9 +169,8 @@ def _grid(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
     from ..spec import split
     from .ring import RingGrid
 
-    for option, given in (("--model", args.models), ("--tasks", args.tasks)) if asked else ():
-        if not given:
-            raise ValueError(f"{option} is missing: name at least one")
+    if asked:
+        need(model=args.models, tasks=args.tasks)
     return RingGrid(
         models=tuple(split(args.models)) or ("none",),
         tasks=tuple(split(args.tasks)) or ("niah-single",),
@@ -214,7 +190,6 @@ def _costs(args: argparse.Namespace, grid: Any, capture: Any) -> tuple[list[Any]
 
     from ...spine.inputs import qkv
     from ...spine.numbers import threads
-    from ..runner import log
     from . import cost
 
     if not args.seconds:
@@ -237,8 +212,11 @@ def _costs(args: argparse.Namespace, grid: Any, capture: Any) -> tuple[list[Any]
         if spec.policy(budget).rule.made_for() is None:
             variants.append((spec, budget))
         else:
-            log(f"{spec} is not timed: it has a threshold for each layer of its model; time its router instead")
+            say(f"{spec} is not timed: it has a threshold for each layer of its model; time its router instead")
     return cost.costs(variants, q, k, scale, seconds=args.seconds), where
 
 
-COMMANDS = (add_compare,)
+COMPARE = Command(
+    "compare", "which selector wins at equal measured budget, and what it costs", ABOUT, options, run, EXAMPLES
+)
+COMMANDS = (COMPARE,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ...spine.numbers import three_digits
@@ -20,10 +19,6 @@ KEEPS = "keeps: blocks, of those its rival keeps, as measured."
 VERDICT = f"better, worse: Holm-corrected p below {LEVEL:g}, by sign flips of whole contexts."
 
 
-def _rows(found: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{"it": x} for x in found]
-
-
 def _p(value: float | None) -> str | None:
     return None if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
 
@@ -36,15 +31,15 @@ def line_table(group: Group, name: str, part: str) -> Table:
     """Accuracy at the measured budget: a row for each policy."""
     lines: list[Line] = group.lines()
     columns = (
-        Column("policy", lambda r: r["it"].policy, left=True),
-        Column("budget", lambda r: r["it"].budget or None),
-        Column("tile budget", lambda r: r["it"].tile_budget),
-        Column("measured", lambda r: r["it"].effective_budget, ".2f"),
-        Column("kept", lambda r: r["it"].kept_fraction, ".0%"),
-        Column("accuracy", lambda r: str(r["it"].accuracy)),
-        Column("score", lambda r: str(r["it"].score)),
-        Column("hit", lambda r: r["it"].hit, ".2f"),
-        Column("union", lambda r: r["it"].hit_union, ".2f"),
+        Column("policy", left=True),
+        Column("budget", lambda r: r.budget or None),
+        Column("tile budget"),
+        Column("measured", "effective_budget", ".2f"),
+        Column("kept", "kept_fraction", ".0%"),
+        Column("accuracy"),
+        Column("score"),
+        Column("hit", spec=".2f"),
+        Column("union", "hit_union", ".2f"),
     )
     some = next(iter(group.rows.values()))
     title = f"{where(group.task, group.context)} on {name}, the {part} part: "
@@ -54,56 +49,56 @@ def line_table(group: Group, name: str, part: str) -> Table:
         "hit: gold blocks kept, over heads and layers; union: kept by any head of a layer.",
         *(f"Warning: {w}" for w in group.warnings),
     ]
-    return Table(title, columns, _rows(lines), notes)
+    return Table(title, columns, lines, notes)
 
 
 _WHO = (
-    Column("policy", lambda r: r["it"].policy, left=True),
-    Column("against", lambda r: r["it"].against, left=True),
-    Column("budget", lambda r: r["it"].budget),
-    Column("keeps", lambda r: r["it"].spent.mean, ".1%"),
+    Column("policy", left=True),
+    Column("against", left=True),
+    Column("budget"),
+    Column("keeps", "spent.mean", ".1%"),
 )
 
 
 def duel_table(duels: Sequence[Duel], title: str) -> Table:
     columns = (
         *_WHO,
-        Column("difference", lambda r: r["it"].comparison and str(r["it"].comparison.difference)),
-        Column("wins", lambda r: r["it"].comparison and r["it"].comparison.wins),
-        Column("losses", lambda r: r["it"].comparison and r["it"].comparison.losses),
-        Column("p", lambda r: r["it"].comparison and _p(r["it"].comparison.cluster)),
-        Column("Holm", lambda r: r["it"].comparison and _p(r["it"].comparison.cluster_holm)),
-        Column("verdict", lambda r: r["it"].verdict, left=True),
+        Column("difference", "comparison.difference"),
+        Column("wins", "comparison.wins"),
+        Column("losses", "comparison.losses"),
+        Column("p", lambda r: r.comparison and _p(r.comparison.cluster)),
+        Column("Holm", lambda r: r.comparison and _p(r.comparison.cluster_holm)),
+        Column("verdict", left=True),
     )
     notes = (f"{KEEPS} wins: questions only the policy answers.", FAIR, VERDICT)
-    return Table(title, columns, _rows(duels), notes)
+    return Table(title, columns, duels, notes)
 
 
 def cost_table(costs: Sequence[Cost], what: str) -> Table:
     columns = (
-        Column("policy", lambda r: r["it"].policy, left=True),
-        Column("budget", lambda r: r["it"].budget),
-        Column("tile budget", lambda r: r["it"].tile_budget),
-        Column("vectors a block", lambda r: r["it"].vectors, "g"),
-        Column("ms", lambda r: three_digits(r["it"].milliseconds)),
-        Column("x quest", lambda r: three_digits(r["it"].ratio)),
+        Column("policy", left=True),
+        Column("budget"),
+        Column("tile budget"),
+        Column("vectors a block", "vectors", "g"),
+        Column("ms", lambda r: three_digits(r.milliseconds)),
+        Column("x quest", lambda r: three_digits(r.ratio)),
     )
     notes = (
         "ms: median time of select alone; x quest: median over rounds of the ratio to quest's top-k in the same round.",
         "vectors a block: of the key's length, stored by the scorer.",
     )
-    return Table(f"What choosing costs: {what}", columns, _rows(costs), notes)
+    return Table(f"What choosing costs: {what}", columns, costs, notes)
 
 
 _SCORE = (
-    Column("policy", lambda r: r["it"].policy, left=True),
-    Column("budget", lambda r: r["it"].budget or None),
-    Column("measured", lambda r: r["it"].effective_budget, ".2f"),
-    Column("mass", lambda r: r["it"].mass, ".4f"),
-    Column("error", lambda r: r["it"].error, ".4f"),
-    Column("hit", lambda r: r["it"].hit, ".3f"),
-    Column("union", lambda r: r["it"].union, ".3f"),
-    Column("gold mass", lambda r: r["it"].gold, ".3f"),
+    Column("policy", left=True),
+    Column("budget", lambda r: r.budget or None),
+    Column("measured", "effective_budget", ".2f"),
+    Column("mass", spec=".4f"),
+    Column("error", spec=".4f"),
+    Column("hit", spec=".3f"),
+    Column("union", spec=".3f"),
+    Column("gold mass", "gold", ".3f"),
 )
 _QUALITY = (
     "mass: softmax mass in kept blocks, mean over rows and heads; error: of the output, 2-norm relative to dense;",
@@ -113,24 +108,24 @@ _QUALITY = (
 
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
-    return Table(title, _SCORE, _rows(scores), _QUALITY)
+    return Table(title, _SCORE, scores, _QUALITY)
 
 
 def bout_table(bouts: Sequence[Bout], title: str) -> Table:
     columns = (
         *_WHO,
-        Column("error", lambda r: f"{r['it'].error.value:+.4f}" if r["it"].spent.fair else None),
-        Column("wins", lambda r: r["it"].wins if r["it"].spent.fair else None),
-        Column("losses", lambda r: r["it"].losses if r["it"].spent.fair else None),
-        Column("Holm p", lambda r: _p(r["it"].p) if r["it"].spent.fair else None),
-        Column("hit", lambda r: _signed(r["it"].hit) if r["it"].spent.fair else None),
-        Column("Holm p", lambda r: _p(r["it"].p_hit) if r["it"].spent.fair else None),
-        Column("gold mass", lambda r: _signed(r["it"].gold) if r["it"].spent.fair else None),
-        Column("Holm p", lambda r: _p(r["it"].p_gold) if r["it"].spent.fair else None),
-        Column("verdict by error", lambda r: r["it"].verdict, left=True),
+        Column("error", lambda r: f"{r.error.value:+.4f}" if r.spent.fair else None),
+        Column("wins", lambda r: r.wins if r.spent.fair else None),
+        Column("losses", lambda r: r.losses if r.spent.fair else None),
+        Column("Holm p", lambda r: _p(r.p) if r.spent.fair else None),
+        Column("hit", lambda r: _signed(r.hit) if r.spent.fair else None),
+        Column("Holm p", lambda r: _p(r.p_hit) if r.spent.fair else None),
+        Column("gold mass", lambda r: _signed(r.gold) if r.spent.fair else None),
+        Column("Holm p", lambda r: _p(r.p_gold) if r.spent.fair else None),
+        Column("verdict by error", "verdict", left=True),
     )
     notes = (f"{KEEPS} error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)
-    return Table(title, columns, _rows(bouts), notes)
+    return Table(title, columns, bouts, notes)
 
 
 _BY_LAYER = (("Mass", "mass", ".4f"), ("Error", "error", ".4f"), ("Hit", "hit", ".3f"), ("Gold mass", "gold", ".3f"))
@@ -152,7 +147,7 @@ def layer_tables(captured: Captured) -> list[Table]:
             ]
             if all(row[name] is None for row in rows for name in names):
                 continue  # nothing here has gold
-            columns = [Column("layer", lambda r: r["layer"])]
+            columns = [Column("layer")]
             if measure == "gold":
                 columns.append(Column("of all", lambda r: (there[r["layer"]] or 0.0) / whole, ".1%"))
             columns += [Column(name, lambda r, name=name: r[name], spec) for name in names]  # type: ignore[misc]
@@ -174,14 +169,12 @@ def tally_table(tallies: Sequence[Tally], title: str) -> Table:
     """Accuracy over all models: policies down, tasks across."""
     tasks = list(tallies[0].accuracy)
     columns = (
-        Column("policy", lambda r: r["it"].policy, left=True),
-        Column("budget", lambda r: r["it"].budget or None),
-        Column("measured", lambda r: r["it"].effective_budget, ".2f"),
-        *(Column(task, lambda r, task=task: str(r["it"].accuracy[task])) for task in tasks),  # type: ignore[misc]
+        Column("policy", left=True),
+        Column("budget", lambda r: r.budget or None),
+        Column("measured", "effective_budget", ".2f"),
+        *(Column(task, lambda r, task=task: str(r.accuracy[task])) for task in tasks),  # type: ignore[misc]
     )
-    return Table(
-        title, columns, _rows(tallies), ("accuracy over all models, Wilson 95%; measured: kept blocks a tile.",)
-    )
+    return Table(title, columns, tallies, ("accuracy over all models, Wilson 95%; measured: kept blocks a tile.",))
 
 
 def answer_tables(answers: Answers, part: str) -> list[Table]:
@@ -252,10 +245,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and value - value != 0 else value
 
 
-def write(directory: Path, settings: dict[str, Any], tables: Sequence[Table], text: str) -> None:
-    """compare.md and compare.json."""
-    directory.mkdir(parents=True, exist_ok=True)
+def markdown(settings: dict[str, Any], tables: Sequence[Table]) -> str:
+    """The settings and all tables on one page."""
     listed = "\n".join(f"- {key}: {value}" for key, value in settings.items())
-    body = "\n".join(table.markdown().replace("# ", "## ", 1) for table in tables)
-    (directory / "compare.md").write_text(f"# Selectors at equal measured budget\n\n{listed}\n\n{body}")
-    (directory / "compare.json").write_text(text)
+    return f"# Selectors at equal measured budget\n\n{listed}\n\n" + "\n".join(table.markdown(2) for table in tables)

