@@ -104,7 +104,7 @@ class TensorBenchmark(Benchmark):
         return f"{about}, {threads(cell['threads'])}" if self.threads_apart else about
 
     def guess(self, cell: Facts) -> float:
-        """Of one row over a cache; whole prompts take longer."""
+        """Guesses for one row over a cache; benchmarks of whole prompts guess themselves."""
         return float(cell["seconds"] + cell["context"] * cell["kv_heads"] * cell["dim"] / 1e8)
 
     def where(self, machine: Facts, cell: Facts) -> str:
@@ -123,15 +123,15 @@ def label(cell: Facts) -> str:
 
 def uncut(policies: Iterable[tuple[str, Policy]], contexts: Sequence[int]) -> list[str]:
     """A warning for every policy that keeps all blocks at some of the contexts, and so is dense there."""
-    found = []
+    warnings = []
     for name, policy in policies:
         whole = [n for n in contexts if covers_everything(policy, plan(1, n, n, policy.block, policy.tile))]
         if whole and policy.rule is not None and name != "dense":
-            found.append(
+            warnings.append(
                 f"{name} cuts nothing at {', '.join(map(size, sorted(whole)))}: its budget covers every block there. "
                 "Longer contexts or a smaller --budget show what it does."
             )
-    return found
+    return warnings
 
 
 def run(bench: Benchmark, out: Path, *, fresh: bool = False) -> None:

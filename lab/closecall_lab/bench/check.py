@@ -110,13 +110,13 @@ def compare(then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[floa
     if set(then) != set(now):
         odd = sorted(set(then) ^ set(now))
         raise ValueError(f"the committed ratios are of other cases ({odd[0]!r}, ...): write new ones with --update")
-    found = []
+    checks = []
     for name in then:
         before, after = (statistics.fmean(map(math.log, x[name])) for x in (then, now))
         apart = tolerance(then[name], len(now[name]), len(then))
         limits = (math.exp(before - apart), math.exp(before + apart))
-        found.append(RatioCheck(name, math.exp(before), math.exp(after), *limits))
-    return found
+        checks.append(RatioCheck(name, math.exp(before), math.exp(after), *limits))
+    return checks
 
 
 def facts() -> Facts:
@@ -130,16 +130,16 @@ def read(path: Path) -> tuple[Facts, Ratios]:
     try:
         content = json.loads(path.read_text())
         machine = dict(content["machine"])
-        found = {name: [float(x) for x in xs] for name, xs in content["ratios"].items()}
+        ratios = {name: [float(x) for x in xs] for name, xs in content["ratios"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of ratios: write it anew with --update") from error
-    for name, values in found.items():
+    for name, values in ratios.items():
         if len(values) < LEAST_REPEATS:
             raise ValueError(
                 f"{path} has {len(values)} runs of {name!r}, too few to know its spread: --update with at least "
                 f"{LEAST_REPEATS}"
             )
-    return machine, found
+    return machine, ratios
 
 
 def check_machine(then: Facts, now: Facts) -> None:

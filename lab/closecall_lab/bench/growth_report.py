@@ -86,8 +86,8 @@ def _medians(laps: Sequence[Lap], step: str | None = None) -> float:
 
 
 def series(measured: Measured) -> dict[Key, list[Row]]:
-    """By type, head dim, threads and policy: a row for each context, with the baselines' times as whole ones."""
-    found: dict[Key, list[Row]] = {}
+    """Lists a row for each context, by type, head dim, threads and policy, with the baselines' whole times."""
+    by_kind: dict[Key, list[Row]] = {}
     for cell, result in sorted(measured, key=lambda pair: pair[0]["context"]):
         n = cell["context"]
         times = n / result["dense_rows"]
@@ -105,8 +105,8 @@ def series(measured: Measured) -> dict[Key, list[Row]]:
                 "times": times,
             }
             row |= whole | {f"vs_{base}": whole[base] / row["both"] for base in BASELINES}
-            found.setdefault((cell["dtype"], cell["dim"], cell["threads"], name), []).append(row)
-    return found
+            by_kind.setdefault((cell["dtype"], cell["dim"], cell["threads"], name), []).append(row)
+    return by_kind
 
 
 def _column(rows: Sequence[Row], key: str) -> list[float]:
@@ -166,15 +166,15 @@ def _marked(row: Row, name: str) -> str:
 
 def table(machine: Facts, measured: Measured) -> Table:
     cell, _ = measured[0]
-    found = series(measured)
+    by_kind = series(measured)
     listed = []
-    for name, rows in found.items():
+    for name, rows in by_kind.items():
         slopes = local(_column(rows, "context"), _column(rows, "both"))
         told = dict(zip(("dtype", "dim", "threads", "name"), name, strict=True))
         listed += [told | row | {"slope": slope} for row, slope in zip(rows, slopes, strict=True)]
     forms = sorted({r["sdpa_form"] for _, r in measured})
     notes = [
-        *(line for name, rows in found.items() for line in conclusions(name, rows)),
+        *(line for name, rows in by_kind.items() for line in conclusions(name, rows)),
         *dict.fromkeys(str(Policy.from_json(p)) for c, _ in measured for _, _, p in c["variants"]),
         "share: selection's, of selection + attention. n^: the exponent of context, from the row above.",
         "~: measured on rows from the middle of the prompt, which see half of the keys, and multiplied by "
@@ -202,16 +202,16 @@ def figure(machine: Facts, measured: Measured) -> Figure:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import PercentFormatter
 
-    found = series(measured)
+    by_kind = series(measured)
     legend = [
         Line2D([], [], color=colour, marker="o", linestyle="--" if key in BASELINES else "-", label=LABELS[key])
         for key, colour in COLOURS.items()
     ]
     legend.append(Line2D([], [], color=QUIET, marker="o", markerfacecolor="white", linestyle="--", label="multiplied"))
     made, grid = spine.frame(
-        "How time and memory grow with context", _where(machine, measured[0][0]), 3, len(found), legend
+        "How time and memory grow with context", _where(machine, measured[0][0]), 3, len(by_kind), legend
     )
-    for across, (name, rows) in enumerate(found.items()):
+    for across, (name, rows) in enumerate(by_kind.items()):
         dtype, dim, n_threads, policy = name
         contexts = _column(rows, "context")
         for down, title in enumerate((f"{policy}, {dtype}, D = {dim}, {threads(n_threads)}", "", "")):

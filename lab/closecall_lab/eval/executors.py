@@ -1,4 +1,4 @@
-"""Where jobs run: in this process, in several of this machine, or on a Ray cluster. Results come back to one writer.
+"""Runs jobs in this process, in several of this machine, or on a Ray cluster. Results come back to one writer.
 
 A worker holds one model and makes each example itself from the task's name, the seed and the number, so only small
 things travel. What it is told of known runs it does not run again.

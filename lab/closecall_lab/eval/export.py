@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def flat(store: Store, **where: Any) -> Iterator[dict[str, Any]]:
-    """A dictionary for each question. `layers` and `warnings` stay JSON text; what a task has not is None."""
+    """Yields a dictionary for each question. `layers` and `warnings` stay JSON text; what a task lacks is None."""
     names = {fingerprint: facts["name"] for fingerprint, facts in store.models().items()}
     for row in store.rows(**where):
         for question in range(len(row.run.answers)):

@@ -48,7 +48,7 @@ class LmEval:
     own_lengths: ClassVar[bool] = True
 
     def check(self) -> None:
-        """An error with the near match if lm-eval has no such task."""
+        """Raises an error with the near match if lm-eval has no such task."""
         lm_eval.find(self.task, self.include or None)
 
     def on(self, subject: Subject) -> Harness:
@@ -59,31 +59,31 @@ class LmEval:
         task, *options = text.removeprefix(lm_eval.PREFIX).split(",")
         if not task or "=" in task:
             raise ValueError(f"a task of lm-eval is written {lm_eval.PREFIX}NAME,option=value, got {text!r}")
-        given: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for option in options:
             key, _, value = option.partition("=")
             if key not in OPTIONS:
                 raise unknown(f"option of {lm_eval.PREFIX}{task}", key, OPTIONS)
-            if not value or key in given:
+            if not value or key in settings:
                 raise ValueError(f"{text!r}: an option is written option=value, once, got {option!r}")
-            given[key] = value
-        if "shots" in given and not given["shots"].isdigit():
-            raise ValueError(f"{text!r}: shots must be a whole number of at least 0, got {given['shots']!r}")
-        if given.get("chat", "no") not in ("yes", "no"):
-            raise ValueError(f"{text!r}: chat is yes or no, got {given['chat']!r}")
+            settings[key] = value
+        if "shots" in settings and not settings["shots"].isdigit():
+            raise ValueError(f"{text!r}: shots must be a whole number of at least 0, got {settings['shots']!r}")
+        if settings.get("chat", "no") not in ("yes", "no"):
+            raise ValueError(f"{text!r}: chat is yes or no, got {settings['chat']!r}")
         return cls(
             task,
-            shots=int(given["shots"]) if "shots" in given else None,
-            chat=given.get("chat") == "yes",
-            metric=given.get("metric", ""),
-            include=given.get("include", ""),
+            shots=int(settings["shots"]) if "shots" in settings else None,
+            chat=settings.get("chat") == "yes",
+            metric=settings.get("metric", ""),
+            include=settings.get("include", ""),
         )
 
     def __str__(self) -> str:
         return self._written() + (f",include={self.include}" if self.include else "")
 
     def _written(self) -> str:
-        """Without the place of its file, which says nothing about what is asked."""
+        """Writes the task without the place of its file, which says nothing about what is asked."""
         options = [] if self.shots is None else [f"shots={self.shots}"]
         options += ["chat=yes"] if self.chat else []
         options += [f"metric={self.metric}"] if self.metric else []

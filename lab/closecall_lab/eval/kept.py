@@ -36,7 +36,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Asked:
-    """Where a question is asked, and the blocks of each of its gold spans."""
+    """A question: the row that asks it, and the blocks of each of its gold spans."""
 
     row: int
     gold: list[list[int]]
@@ -73,7 +73,7 @@ class Watch:
 
 
 def _held(kept: Tensor, blocks: list[int]) -> list[float]:
-    """For each block, the share of heads whose kept set `[H, width]` has it."""
+    """Returns, for each block, the share of heads whose kept set `[H, width]` has it."""
     wanted = torch.tensor(blocks, device=kept.device)
     found = (kept[:, :, None] == wanted).any(1).float().mean(0)
     return [float(x) for x in found]

@@ -74,11 +74,11 @@ class Documents:
         manager = find(self.name, include_path)
         self._evaluator, _, huggingface = _lm_eval()
         self._loaded = manager.load([self.name])
-        found = self._loaded["tasks"]
-        if len(found) != 1:
-            some = ", ".join(list(found)[:3])
-            raise ValueError(f"{self.name!r} is a group of {len(found)} lm-eval tasks: name one of them ({some}, ...)")
-        ((self._key, self._task),) = found.items()
+        tasks = self._loaded["tasks"]
+        if len(tasks) != 1:
+            some = ", ".join(list(tasks)[:3])
+            raise ValueError(f"{self.name!r} is a group of {len(tasks)} lm-eval tasks: name one of them ({some}, ...)")
+        ((self._key, self._task),) = tasks.items()
         if shots is not None or self._task.get_config("num_fewshot") is None:
             self._task.set_config(key="num_fewshot", value=shots or 0)
         self.chat = chat
@@ -101,7 +101,7 @@ class Documents:
     def answer(self, number: int, seed: int = 0) -> Answered:
         self._draw(number, seed)
         with _quiet():
-            found = self._evaluator.evaluate(
+            results = self._evaluator.evaluate(
                 lm=self.lm,
                 task_dict=self._loaded,
                 samples={self._key: [number]},
@@ -109,7 +109,7 @@ class Documents:
                 apply_chat_template=self.chat,
             )
         # A task may read its answers through several filters: the first is the one that it is known by.
-        sample = found["samples"][self._key][0]
+        sample = results["samples"][self._key][0]
         scores = {metric: float(sample[metric]) for metric in sample["metrics"] if isinstance(sample[metric], Real)}
         return Answered(_said(sample), scores)
 
@@ -134,7 +134,7 @@ def _said(sample: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's progress bars, one for every step of every document, and without its advice."""
+    """Silences lm-eval's advice and its progress bars, one for every step of every document."""
     log = logging.getLogger("lm_eval")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -102,7 +102,7 @@ def _answer(loaded: LoadedModel, example: Example, ids: list[int], forced: dict[
     """One prefill, with logits only where they are read, then as many greedy steps as the example allows."""
     model, tokenizer = loaded.model, loaded.tokenizer
     generates = len(forced) < len(example.questions)
-    rows = sorted({row - 1 for found in forced.values() for row in found} | ({len(ids) - 1} if generates else set()))
+    rows = sorted({row - 1 for places in forced.values() for row in places} | ({len(ids) - 1} if generates else set()))
     begin = time.perf_counter()
     out = model(
         torch.tensor([ids], device=model.device),
@@ -111,7 +111,7 @@ def _answer(loaded: LoadedModel, example: Example, ids: list[int], forced: dict[
     )
     best = dict(zip(rows, out.logits[0].argmax(-1).tolist(), strict=True))
     seconds = time.perf_counter() - begin
-    answers = {i: str(tokenizer.decode([best[row - 1] for row in found])) for i, found in forced.items()}
+    answers = {i: str(tokenizer.decode([best[row - 1] for row in places])) for i, places in forced.items()}
     if not generates:
         return _Answered(answers, "", "", seconds)
     choice = ""

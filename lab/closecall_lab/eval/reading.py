@@ -111,7 +111,7 @@ def logits_of(model: Any, hidden: Tensor) -> Tensor:
 
 
 def _check_head(model: Any, hidden: Tensor, expected: Tensor) -> None:
-    """The model's own last logits tell whether `logits_of` knows all that this model does to them."""
+    """Checks `logits_of` against the model's own last logits: some models do more to them than we know."""
     made, room = logits_of(model, hidden)[0], 0.02 * float(expected.float().abs().max())
     off = float((made - expected.float()).abs().max())
     if off > room:
@@ -133,7 +133,7 @@ class Gaps:
     agree: Tensor
 
     def summary(self, tokens: int) -> dict[str, Any]:
-        """As it is stored: means over the text, and over its parts from front to back."""
+        """Returns what is stored: means over the text, and over its parts from front to back."""
         part = (self.at * PARTS // tokens).clamp(max=PARTS - 1)
 
         def means(values: Tensor) -> list[float | None]:

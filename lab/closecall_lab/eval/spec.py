@@ -58,24 +58,24 @@ class Spec:
             raise unknown(f"control of {preset!r}", control, CONTROLS)
         if control and rule != "router":
             raise ValueError(f"{text!r}: only a router has controls, {preset} has no tiles to trigger")
-        found = {
+        overrides = {
             key: written if key == SAVED else read_value(written, f"{text!r}: {key}")
             for key, written in split_overrides(options, text).items()
         }
-        if "budget" in found:
+        if "budget" in overrides:
             raise ValueError(f"{text!r}: budgets are given for all policies alike, with --budgets")
-        if control in ("random", "last") and "trigger" in found:
+        if control in ("random", "last") and "trigger" in overrides:
             raise ValueError(f"{text!r}: /{control} is the trigger already")
-        spec = cls(preset, control, tuple(sorted(found.items())))
-        if SAVED not in found:
-            spec.policy(_some_budget(found.get("tile_factor")))  # wrong values are found now, not when their turn comes
+        spec = cls(preset, control, tuple(sorted(overrides.items())))
+        if SAVED not in overrides:
+            spec.policy(_some_budget(overrides.get("tile_factor")))  # wrong values show now
         return spec
 
     @classmethod
-    def _from_file(cls, given: str) -> Spec:
-        path, control = given, ""
-        before, slash, last = given.rpartition("/")
-        if slash and not Path(given).exists():
+    def _from_file(cls, text: str) -> Spec:
+        path, control = text, ""
+        before, slash, last = text.rpartition("/")
+        if slash and not Path(text).exists():
             if last in CONTROLS:
                 path, control = before, last
             elif Path(before).is_file():
@@ -83,11 +83,11 @@ class Spec:
         made = _read(path)
         spec = cls(made.name, "", _overrides_of(made, path), made)
         if control and not spec.router:
-            raise ValueError(f"{FILE}{given}: only a router has controls, {made.name} has no tiles to trigger")
+            raise ValueError(f"{FILE}{text}: only a router has controls, {made.name} has no tiles to trigger")
         if control and control not in spec.controls:
             assert isinstance(made.rule, Router)
             raise ValueError(
-                f"{FILE}{given}: /{control} triggers as many tiles as a router that triggers a share q of them, and "
+                f"{FILE}{text}: /{control} triggers as many tiles as a router that triggers a share q of them, and "
                 f"this one's trigger is {made.rule.trigger.name!r}: its control is /matched"
             )
         return replace(spec, control=control)
@@ -141,7 +141,7 @@ class Spec:
         return tuple(CONTROLS) if shares else ("matched",)
 
     def policy(self, budget: int, number: int = 0) -> Policy:
-        """The policy; for the matched control, that of its router: which policy matches it is known once that ran.
+        """Makes the policy; for the matched control its router's, because what matches it is known once that ran.
 
         The random control draws other tiles for each example (`number`): with the same ones for all, it would hang on
         one draw whether the tile with the question is among them.
@@ -151,14 +151,14 @@ class Spec:
             return self._made(budget, number)
 
     def _made(self, budget: int, number: int = 0) -> Policy:
-        given = dict(self.overrides)
-        if SAVED in given:
+        overrides = dict(self.overrides)
+        if SAVED in overrides:
             return self._made_from_saved(budget, number)
         if self.control in ("random", "last"):
-            given["trigger"] = self.control
+            overrides["trigger"] = self.control
         if self.control == "random":
-            given["seed"] = given.get("seed", 0) + number
-        return policy(self.preset, **accepted(self.preset, given | {"budget": budget}) | given)
+            overrides["seed"] = overrides.get("seed", 0) + number
+        return policy(self.preset, **accepted(self.preset, overrides | {"budget": budget}) | overrides)
 
     def _made_from_saved(self, budget: int, number: int) -> Policy:
         if self.saved is None:
@@ -215,38 +215,38 @@ def _with_budget(rule: Rule, budget: int) -> Rule:
     """The rule with this budget, also in the rules it is made of. A rule without a budget stays as it is."""
 
     def changed(part: Component) -> Any:
-        found: dict[str, Any] = {"budget": budget} if any(f.name == "budget" for f in fields(part)) else {}
+        changes: dict[str, Any] = {"budget": budget} if any(f.name == "budget" for f in fields(part)) else {}
         for f in fields(part):
             value = getattr(part, f.name)
             if isinstance(value, Component):
-                found[f.name] = changed(value)
-        return replace(part, **found)
+                changes[f.name] = changed(value)
+        return replace(part, **changes)
 
     made: Rule = changed(rule)
     return made
 
 
 def _some_budget(tile_factor: Any) -> int:
-    """A budget that suits this factor, where one does: the grid's own are looked at later."""
+    """Returns a budget that this factor makes a whole number of blocks: budgets proper come later."""
     usable = is_number(tile_factor) and math.isfinite(tile_factor)
     return 33 * (Fraction(str(tile_factor)).limit_denominator(1000).denominator if usable else 1)
 
 
 def split(text: str) -> list[str]:
     """The comma-separated names of a list, each with its options: `a:x=1,y=2,b` is `a:x=1,y=2` and `b`."""
-    found: list[str] = []
+    names: list[str] = []
     for piece in filter(None, (p.strip() for p in text.split(","))):
-        if found and re.match(r"[^:=]+=", piece):
-            found[-1] += "," + piece
+        if names and re.match(r"[^:=]+=", piece):
+            names[-1] += "," + piece
         else:
-            found.append(piece)
-    return list(dict.fromkeys(found))
+            names.append(piece)
+    return list(dict.fromkeys(names))
 
 
 def with_controls(specs: list[Spec]) -> list[Spec]:
-    """Every router is followed by its controls."""
-    found: list[Spec] = []
+    """Puts every router's controls behind it."""
+    listed: list[Spec] = []
     for spec in specs:
-        found.append(spec)
-        found += [replace(spec, control=c) for c in spec.controls]
-    return list(dict.fromkeys(found))
+        listed.append(spec)
+        listed += [replace(spec, control=c) for c in spec.controls]
+    return list(dict.fromkeys(listed))

@@ -30,7 +30,7 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        """Without its interval where there is none, as from a single context."""
+        """Leaves out the interval if there is none, as from a single context."""
         return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
@@ -225,17 +225,19 @@ def compare(
 
     `answers` are correct or not; `scores`, where a task gives shares of a point, carry the difference.
     """
-    found = []
+    comparisons = []
     for a, b in pairs:
         wins, losses = discordant(answers[a], answers[b])
         x, y = (_floats((scores or answers)[name], name) for name in (a, b))
         difference = clustered(x - y, clusters, seed=seed)
         tests = mcnemar(wins, losses), sign_test(wins, losses), cluster_test(x, y, clusters, seed=seed)
-        found.append(Comparison(a, b, difference, wins, losses, *tests))
-    corrected = zip(*(holm([getattr(c, test) for c in found]) for test in ("mcnemar", "sign", "cluster")), strict=True)
+        comparisons.append(Comparison(a, b, difference, wins, losses, *tests))
+    corrected = zip(
+        *(holm([getattr(c, test) for c in comparisons]) for test in ("mcnemar", "sign", "cluster")), strict=True
+    )
     return [
         dataclasses.replace(c, mcnemar_holm=m, sign_holm=s, cluster_holm=k)
-        for c, (m, s, k) in zip(found, corrected, strict=True)
+        for c, (m, s, k) in zip(comparisons, corrected, strict=True)
     ]
 
 
@@ -252,7 +254,7 @@ class Decomposition:
 def decompose(
     router: ArrayLike, topk: ArrayLike, matched: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0
 ) -> Decomposition:
-    """From the scores of the router, of plain top-k at its budget, and of the control that keeps as much as it did."""
+    """Splits a router's lift over plain top-k at its budget by a control that keeps as much as the router did."""
     r, t, m = _floats(router, "router"), _floats(topk, "topk"), _floats(matched, "matched")
     if not len(r) == len(t) == len(m):
         raise ValueError(f"scores must be of the same questions, got {len(r)}, {len(t)} and {len(m)}")

@@ -46,7 +46,7 @@ class StoreError(OSError):
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """Where a run stands in a grid. `budget` is 0 for a policy without one."""
+    """A run's place in a grid. `budget` is 0 for a policy without one."""
 
     model: str  # the fingerprint
     task: str
@@ -155,11 +155,11 @@ class Store:
         tables = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "meta" not in tables:
             raise ValueError(f"{self.path} is a database of something else: choose another file")
-        found = dict(self.connection.execute("SELECT name, value FROM meta")) if tables else {}
+        versions = dict(self.connection.execute("SELECT name, value FROM meta")) if tables else {}
         for name, ours in (("schema", SCHEMA), ("semantics", SEMANTICS)):
-            if found.get(name, 0) > ours:
+            if versions.get(name, 0) > ours:
                 raise ValueError(
-                    f"{self.path} was written by a newer closecall ({name} version {found[name]}, ours is {ours}): "
+                    f"{self.path} was written by a newer closecall ({name} version {versions[name]}, ours is {ours}): "
                     "upgrade closecall, or use another store"
                 )
 
@@ -257,7 +257,7 @@ class Store:
         return {key: Kept(budget, tokens, _asked(json.loads(answers))) for key, budget, tokens, answers in found}
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """By fingerprint: the model's name and what is known of it."""
+        """Returns every model's name and what is known of it, by fingerprint."""
         with self._explained():
             found = self.connection.execute("SELECT fingerprint, name, facts FROM models").fetchall()
         return {fingerprint: {"name": name, **json.loads(facts)} for fingerprint, name, facts in found}
@@ -287,15 +287,15 @@ class Store:
 
 
 def _select(**where: str | int | None) -> tuple[str, list[str | int]]:
-    given = {name: value for name, value in where.items() if value is not None}
+    conditions_by_name = {name: value for name, value in where.items() if value is not None}
     columns = [*(f"cells.{c}" for c in _CELL), "cells.key", *(f"runs.{c}" for c in _RUN)]
-    conditions = [f"runs.semantics = {SEMANTICS}", *(f"cells.{name} = ?" for name in given)]
+    conditions = [f"runs.semantics = {SEMANTICS}", *(f"cells.{name} = ?" for name in conditions_by_name)]
     # CROSS JOIN fixes the order: first the cells, by index, then each one's run by its key.
     query = (
         f"SELECT {', '.join(columns)} FROM cells CROSS JOIN runs ON runs.key = cells.key "
         f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(columns[: len(_CELL)])}"
     )
-    return query, list(given.values())
+    return query, list(conditions_by_name.values())
 
 
 def _dump(value: dict[str, Any] | Sequence[Any]) -> str:

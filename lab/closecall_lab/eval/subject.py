@@ -22,7 +22,7 @@ class Subject:
 
     @classmethod
     def open(cls, name: str, *, dtype: str | None = None) -> Subject:
-        """By the name of a probe (`probe`, `probe:qwen3`, `probe:qwen3:2` for its seed 2), or as `load_model` takes."""
+        """Opens a probe (`probe`, `probe:qwen3`, `probe:qwen3:2` for its seed 2) or whatever `load_model` takes."""
         loaded = _probe(name) if name.split(":")[0] == "probe" else load_model(name, dtype=dtype)
         return cls(loaded, fingerprint(loaded.model, whole=True))
 

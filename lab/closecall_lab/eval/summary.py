@@ -1,4 +1,4 @@
-"""From stored runs to findings: per policy and budget, between policies, and the split of a router's lift."""
+"""Turns stored runs into findings: per policy and budget, between policies, and the split of a router's lift."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Group:
         return pairs
 
     def splits(self) -> list[Split]:
-        found = []
+        listed = []
         for spec, budget in self._routers():
             top, control = plain(spec), replace(spec, control="matched")
             router, topk, matched = ((str(s), budget) for s in (spec, top, control))
@@ -162,8 +162,8 @@ class Group:
             parts = statistics.decompose(scores[0], scores[1], scores[2], self.clusters)
             pairs = zip(self.rows[router], self.rows[matched], strict=True)
             worst = max(abs(m.run.effective_budget / r.run.effective_budget - 1) for r, m in pairs)
-            found.append(Split(*router, parts, worst))
-        return found
+            listed.append(Split(*router, parts, worst))
+        return listed
 
 
 def where(task: str, context: int) -> str:
@@ -193,7 +193,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _some(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are numbers."""
+    """Averages the values that are numbers; None if none is."""
     there = [v for v in values if v is not None]
     return _mean(there) if there else None
 
@@ -207,18 +207,18 @@ def _unformatted(answer: dict[str, Any]) -> bool:
 def groups(
     store: Store, *, variants: Collection[Variant] | None = None, n: int | None = None, **where: Any
 ) -> list[Group]:
-    """By model, task and context, with the examples that every policy there has run.
+    """Groups runs by model, task and context, with the examples that every policy there has run.
 
     Only of these policies, and of the first n examples, if that is said; `where` is as `Store.rows` takes it.
     """
-    found: dict[tuple[str, str, int], dict[Variant, dict[str, Row]]] = {}
+    by_place: dict[tuple[str, str, int], dict[Variant, dict[str, Row]]] = {}
     for row in store.rows(**where):
         cell = row.cell
         variant = (cell.policy, cell.budget)
         if (variants is None or variant in variants) and (n is None or cell.number < n):
-            listed = found.setdefault((cell.model, cell.task, cell.context), {})
+            listed = by_place.setdefault((cell.model, cell.task, cell.context), {})
             listed.setdefault(variant, {}).setdefault(row.run.example, row)
-    return [_group(*key, listed) for key, listed in found.items()]
+    return [_group(*key, listed) for key, listed in by_place.items()]
 
 
 def _group(model: str, task: str, context: int, variants: dict[Variant, dict[str, Row]]) -> Group:
@@ -247,10 +247,10 @@ def tables(group: Group, name: str) -> list[Table]:
         notes.append(f"{group.left_out} examples are left out, because some policy has not run them yet.")
     lines = group.lines()
     about = (*_NOTES, _LETTERS) if any(line.by_logits for line in lines) else _NOTES
-    found = [Table(title, _LINE, [vars(line) for line in lines], (*about, *notes))]
+    made = [Table(title, _LINE, [vars(line) for line in lines], (*about, *notes))]
     comparisons = group.comparisons()
     if comparisons:
-        found.append(Table("Between policies", _COMPARISON, comparisons, _TESTS))
+        made.append(Table("Between policies", _COMPARISON, comparisons, _TESTS))
     splits = group.splits()
     if splits:
         notes = [
@@ -258,8 +258,8 @@ def tables(group: Group, name: str) -> list[Table]:
             for s in splits
             if not s.sound
         ]
-        found.append(Table("Where the router's lift comes from", _SPLIT, splits, (*_LIFT, *notes)))
-    return found
+        made.append(Table("Where the router's lift comes from", _SPLIT, splits, (*_LIFT, *notes)))
+    return made
 
 
 KEPT = (

@@ -31,14 +31,14 @@ def values(group: Group, variant: Variant, measure: str) -> list[float]:
 
 def lines(group: Group) -> list[dict[str, Any]]:
     """A line for each policy: every measure with its interval over texts, and what the policy kept."""
-    found = []
+    rows = []
     for line in group.lines():
         variant = (line.policy, line.budget)
         texts = [values(group, variant, measure) for measure in MEASURES]
         estimates = (statistics.clustered(v, range(len(v))) for v in texts)
         parts = [row.run.answers[0]["kl_by_part"] for row in group.rows[variant]]
-        found.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": _means(parts)})
-    return found
+        rows.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": _means(parts)})
+    return rows
 
 
 def _means(texts: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -57,15 +57,15 @@ def tables(group: Group, name: str) -> list[Table]:
     notes = [*_NOTES, *(f"Warning: {w}" for w in group.warnings)]
     if group.left_out:
         notes.append(f"{group.left_out} texts are left out, because some policy has not run them yet.")
-    found = [Table(title, _LINE, rows, notes)]
+    made = [Table(title, _LINE, rows, notes)]
     pairs = [(a, b) for a, b in group.pairs() if a in group.rows and b in group.rows]
     if pairs:
-        found.append(Table("Between policies: KL to dense", _COMPARISON, _compare(group, pairs), _TESTS))
+        made.append(Table("Between policies: KL to dense", _COMPARISON, _compare(group, pairs), _TESTS))
     parts = len(rows[0]["kl_by_part"])
     columns = [*KEPT[:2]]
     columns += [Column(f"{i + 1}/{parts}", partial(_part, i), ".4f") for i in range(parts)]
-    found.append(Table("KL to dense along the text", columns, rows, ("each column is a part of the text, in order",)))
-    return found
+    made.append(Table("KL to dense along the text", columns, rows, ("each column is a part of the text, in order",)))
+    return made
 
 
 def _part(i: int, row: dict[str, Any]) -> float | None:
@@ -93,7 +93,7 @@ def _compare(group: Group, pairs: Sequence[tuple[Variant, Variant]]) -> list[dic
 
 
 def _fine(estimate: Estimate) -> str:
-    """Four digits behind the point: texts differ by little."""
+    """Writes an estimate with four digits behind the point, because texts differ by little."""
     bounds = "" if estimate.low != estimate.low else f" [{estimate.low:.4f}, {estimate.high:.4f}]"
     return f"{estimate.value:.4f}{bounds}"
 

@@ -31,7 +31,7 @@ def seeds(name: str) -> tuple[int, ...]:
 
 
 def directory(name: str, seed: int = 0) -> Path:
-    """Where a probe lies: a directory for `from_pretrained`, with the tokenizer's inside."""
+    """Returns the directory of a probe, for `from_pretrained`; the tokenizer lies in it too."""
     if seed not in seeds(name):
         raise ValueError(f"probe {name!r} does not ship with seed {seed}: known: {', '.join(map(str, seeds(name)))}")
     return WEIGHTS / name / f"seed{seed}"

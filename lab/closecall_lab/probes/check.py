@@ -88,13 +88,13 @@ def answers(model: PreTrainedModel, passage: text.Passage) -> Iterator[str]:
     for question in passage.questions:
         if extra := cache.get_seq_length() - seen:
             cache.crop(-extra)  # forget the question before
-        given: list[int] = []
+        answer: list[int] = []
         step = list(question.ids)
-        while len(given) <= len(question.answer) and (not given or given[-1] != IDS[END]):
+        while len(answer) <= len(question.answer) and (not answer or answer[-1] != IDS[END]):
             out = model(input_ids=torch.tensor([step]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-            given.append(int(out.logits[0, -1].argmax()))
-            step = given[-1:]
-        yield text.words(given)
+            answer.append(int(out.logits[0, -1].argmax()))
+            step = answer[-1:]
+        yield text.words(answer)
 
 
 def examine(model: PreTrainedModel, result: Result, questions: int, after: Callable[[], None]) -> None:
@@ -133,31 +133,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-n", type=int, default=400, help="questions per task and length, at least (400)")
     parser.add_argument("--longest", type=int, default=32_768, help="leave out longer contexts than this (32768)")
     parser.add_argument("--out", type=Path, help="keep the results there, as JSON, and go on from them")
-    given = parser.parse_args(arguments)
-    if given.n < 1:
-        parser.error(f"-n must be at least 1, got {given.n}")
-    if given.longest < EXAMS[0].length:
-        parser.error(f"--longest must be at least {EXAMS[0].length}, the shortest context, got {given.longest}")
+    args = parser.parse_args(arguments)
+    if args.n < 1:
+        parser.error(f"-n must be at least 1, got {args.n}")
+    if args.longest < EXAMS[0].length:
+        parser.error(f"--longest must be at least {EXAMS[0].length}, the shortest context, got {args.longest}")
     try:
-        where = Path(given.probe) if Path(given.probe).is_dir() else directory(given.probe, given.seed)
+        where = Path(args.probe) if Path(args.probe).is_dir() else directory(args.probe, args.seed)
         weights = fingerprint(where)
-        results = _kept(given.out, weights) if given.out else [Result(exam) for exam in EXAMS]
+        results = _kept(args.out, weights) if args.out else [Result(exam) for exam in EXAMS]
     except FileNotFoundError:
-        parser.error(f"no model.safetensors in {given.probe}: has the training finished?")
+        parser.error(f"no model.safetensors in {args.probe}: has the training finished?")
     except ValueError as error:
         parser.error(str(error))
     model, _ = load(where)
 
     line = Line()
-    for result in (wanted := [r for r in results if r.exam.length <= given.longest]):
+    for result in (wanted := [r for r in results if r.exam.length <= args.longest]):
 
         def after(result: Result = result) -> None:
             line.show(lambda: str(result))
-            if given.out:
+            if args.out:
                 asked = [r.facts() for r in results if r.questions]
-                files.write(given.out, json.dumps({"weights": weights, "results": asked}, indent=1) + "\n")
+                files.write(args.out, json.dumps({"weights": weights, "results": asked}, indent=1) + "\n")
 
-        examine(model, result, given.n, after)
+        examine(model, result, args.n, after)
         line.finish(str(result))
         print(result, flush=True)
     return 0 if all(r.passed for r in wanted) else 1

@@ -38,14 +38,14 @@ def page(gathered: Gathered) -> Page:
     pictures: dict[str, Figure] = {}
     captions: dict[str, str] = {}
     for model in gathered.models:
-        mine = gathered.of(model)
-        made, about = drawn(model, mine)
+        settings = gathered.of(model)
+        made, about = drawn(model, settings)
         pictures |= made
         captions |= about
         label = gathered.labels.get(model)
         name = f"{model}: {label}" if label and label != model else model
         sections.append(Section(name, figures=list(made)))
-        sections += [setting_section(s) for s in mine]
+        sections += [setting_section(s) for s in settings]
     together = _side_by_side(gathered.settings)
     if together:
         sections.append(Section("Models side by side", tables=together))
@@ -65,7 +65,7 @@ def drawn(model: str, settings: list[Setting]) -> tuple[dict[str, Figure], dict[
 
 
 def _side_by_side(settings: list[Setting]) -> list[Table]:
-    """Where more than one model has results of the same task and context."""
+    """Makes one table for each task and context that several models have results of."""
     places = dict.fromkeys((s.task, s.context) for s in settings)
     groups = ([s for s in settings if (s.task, s.context) == place and s.findings] for place in places)
     return [tables.side_by_side(group) for group in groups if len(group) > 1]

@@ -35,14 +35,14 @@ def _panels(
     for i, task in enumerate(tasks):
         for j, context in enumerate(contexts):
             axes = grid[i][j]
-            mine = next((s for s in settings if (s.task, s.context) == (task, context)), None)
-            if mine is None:
+            setting = next((s for s in settings if (s.task, s.context) == (task, context)), None)
+            if setting is None:
                 axes.set_visible(False)
                 continue
-            sample = f"n {mine.questions}" if mine.findings else "nothing to compare"
-            plain(axes, f"{place(mine)} ({sample})")
-            if mine.findings:
-                draw(axes, mine)
+            sample = f"n {setting.questions}" if setting.findings else "nothing to compare"
+            plain(axes, f"{place(setting)} ({sample})")
+            if setting.findings:
+                draw(axes, setting)
             label(axes, labels[0], labels[1] if j == 0 or not grid[i][0].get_visible() else "")
     return figure
 
@@ -61,11 +61,11 @@ def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
 
     def draw(axes: Axes, setting: Setting) -> None:
         for spec, look in styles.items():
-            mine = [f for f in setting.findings if f.spec == spec and f.variant != DENSE]
-            mine.sort(key=lambda f: f.line.effective_budget)
-            xs = [f.line.effective_budget for f in mine]
-            ys = [f.accuracy.value for f in mine]
-            for x, f in zip(xs, mine, strict=True):
+            findings = [f for f in setting.findings if f.spec == spec and f.variant != DENSE]
+            findings.sort(key=lambda f: f.line.effective_budget)
+            xs = [f.line.effective_budget for f in findings]
+            ys = [f.accuracy.value for f in findings]
+            for x, f in zip(xs, findings, strict=True):
                 axes.errorbar(x, f.accuracy.value, yerr=_bars(f.accuracy), color=look.colour, elinewidth=1, alpha=0.55)
             axes.plot(
                 xs, ys, look.line, color=look.colour, marker=look.marker, markerfacecolor=look.fill,
@@ -133,14 +133,14 @@ def split(model: str, settings: Sequence[Setting]) -> Figure | None:
     axes = grid[0][0]
     plain(axes, "")
     names = []
-    for i, (setting, found) in enumerate(rows):
-        finding = setting.find(found.policy, found.budget)
+    for i, (setting, lift) in enumerate(rows):
+        finding = setting.find(lift.policy, lift.budget)
         assert finding is not None  # a split is of a policy that was run
         names.append(f"{finding.label}\n{place(setting)}")
-        for offset, part, colour in ((0.17, found.parts.budget, BUDGET), (-0.17, found.parts.selectivity, SELECTIVITY)):
+        for offset, part, colour in ((0.17, lift.parts.budget, BUDGET), (-0.17, lift.parts.selectivity, SELECTIVITY)):
             axes.barh(-i + offset, part.value, height=0.3, color=colour, zorder=2)
             _whisker(axes, part, -i + offset)
-        axes.plot([found.parts.lift.value], [-i], "D", color=INK, markersize=5, zorder=4)
+        axes.plot([lift.parts.lift.value], [-i], "D", color=INK, markersize=5, zorder=4)
     axes.axvline(0, color=INK, linewidth=1, zorder=3)
     axes.set_yticks([-i for i in range(len(rows))], names, fontsize=8.5, color=INK)
     axes.set_ylim(-len(rows) + 0.5, 0.5)

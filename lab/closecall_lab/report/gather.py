@@ -1,4 +1,4 @@
-"""From a store's rows to what a report shows: settings (a model, a task, a context), and one finding per policy.
+"""Turns a store's rows into what a report shows: settings (a model, a task, a context), one finding per policy.
 
 A setting's policies are compared on the same examples only. Where some were not run everywhere, that is in the notes.
 """
@@ -159,7 +159,7 @@ def gather(
 def _chosen(known: dict[str, str], asked: Collection[str] | None) -> set[str]:
     if asked is None:
         return set(known)
-    found = set()
+    fingerprints = set()
     for name in asked:
         here = {f for f, n in known.items() if name in (n, own_name(n)) or (len(name) >= 8 and f.startswith(name))}
         if not here:
@@ -168,8 +168,8 @@ def _chosen(known: dict[str, str], asked: Collection[str] | None) -> set[str]:
                 if known
                 else ValueError(f"the store has no model {name!r}: it is empty")
             )
-        found |= here
-    return found
+        fingerprints |= here
+    return fingerprints
 
 
 def _names(known: dict[str, str]) -> dict[str, str]:
@@ -276,7 +276,7 @@ def _finding(group: Group, line: Line) -> Finding:
 
 
 def _share(correct: Sequence[int], clusters: Sequence[int], shared: bool) -> Estimate:
-    """With Wilson's interval; where questions share contexts, with one over contexts.
+    """Estimates a share of right answers: Wilson's interval, or one over contexts where questions share them.
 
     All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
     """
@@ -326,7 +326,7 @@ def _vs_dense(group: Group, variant: Variant) -> float | None:
 
 
 def _alike(texts: Sequence[str]) -> list[str]:
-    """Each kind of text once, where texts that differ in their numbers only are of one kind."""
+    """Lists texts that differ only in their numbers once, with a count."""
     kinds: dict[str, list[str]] = {}
     for text in texts:
         kinds.setdefault(re.sub(r"\d+", "#", text), []).append(text)
@@ -334,26 +334,26 @@ def _alike(texts: Sequence[str]) -> list[str]:
 
 
 def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split]) -> list[str]:
-    found = [f"Warning: {w}" for w in _alike(group.warnings)]
+    remarks = [f"Warning: {w}" for w in _alike(group.warnings)]
     said = (note for f in findings if f.triggers for note in f.spec.notes(f.line.budget))
-    found += [f"Warning: {note}" for note in dict.fromkeys(said)]
+    remarks += [f"Warning: {note}" for note in dict.fromkeys(said)]
     if DENSE not in group.rows:
-        found.append("dense was not run here, so there is no paired recall.")
+        remarks.append("dense was not run here, so there is no paired recall.")
     elif not any(group.correct(DENSE)):
-        found.append("dense answers nothing here, so there is no paired recall: the model cannot do this task.")
+        remarks.append("dense answers nothing here, so there is no paired recall: the model cannot do this task.")
     split = {(s.policy, s.budget) for s in splits}
-    found += [
+    remarks += [
         f"{f.label}: no split of its lift, which needs top-k on its scorer and its matched control."
         for f in findings
         if f.spec.router and not f.spec.control and f.variant not in split
     ]
-    found += [
+    remarks += [
         f"{s.policy}@{s.budget}: its matched control kept {s.worst_mismatch:.2%} more or less than it on the worst "
         f"example, beyond the {TOLERANCE:.1%} we allow: read its split with care."
         for s in splits
         if not s.sound
     ]
-    return found
+    return remarks
 
 
 def rivals(spec: Spec) -> dict[str, str]:
@@ -362,13 +362,13 @@ def rivals(spec: Spec) -> dict[str, str]:
     without the router. Dense and the controls are not tested themselves."""
     if spec.control or not spec.has_budget:
         return {}
-    found = {"dense": "dense", "topk": str(summary.on_its_grid("topk", spec))}
+    names = {"dense": "dense", "topk": str(summary.on_its_grid("topk", spec))}
     if spec.scorer not in ("mean", "quest"):
-        found |= {preset: str(summary.on_its_grid(preset, spec)) for preset in ("quest", "router-on-quest")}
+        names |= {preset: str(summary.on_its_grid(preset, spec)) for preset in ("quest", "router-on-quest")}
     if spec.router:
-        found |= {"same scorer": str(summary.plain(spec))}
-        found |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}
-    return found
+        names |= {"same scorer": str(summary.plain(spec))}
+        names |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}
+    return names
 
 
 def _tests(group: Group) -> list[tuple[Variant, Variant, Comparison]]:
@@ -383,7 +383,7 @@ def _tests(group: Group) -> list[tuple[Variant, Variant, Comparison]]:
 
 
 def _gaps(group: Group, a: Variant, b: Variant) -> dict[str, float]:
-    """By example, of the sum of its questions' scores."""
+    """Returns, by example, how much more the first policy scored over all questions."""
     pairs = zip(group.rows[a], group.rows[b], strict=True)
     return {x.run.example: _total(x) - _total(y) for x, y in pairs}
 

@@ -19,7 +19,7 @@ ByModel = dict[str, float]
 
 
 def _by_model(*figures: float | None) -> ByModel:
-    """In the order of the paper's columns; None where it shows a dash."""
+    """Names figures by model, in the order of the paper's columns; None stands for its dash."""
     return {model: x for model, x in zip(MODELS.values(), figures, strict=True) if x is not None}
 
 

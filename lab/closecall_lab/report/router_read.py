@@ -54,27 +54,27 @@ def companions(router: Spec, budget: int) -> dict[str, Variant]:
 
 
 def read(setting: Setting) -> Reading | None:
-    """At the smallest budget, where it is hardest, that has a router with a control; None where none has."""
+    """Reads a setting at its smallest budget that has a router with a control; None if no budget has."""
     routers = [f.spec for f in setting.findings if f.spec.router and not f.spec.control]
     for budget in sorted({f.line.budget for f in setting.findings}):
-        found: dict[Spec, dict[str, Finding]] = {}
+        by_router: dict[Spec, dict[str, Finding]] = {}
         for router in dict.fromkeys(routers):
             there = {kind: setting.find(*variant) for kind, variant in companions(router, budget).items()}
             mine = {kind: finding for kind, finding in there.items() if finding is not None}
             if "router" in mine and set(mine) & set(CONTROLS):
-                found[router] = mine
-        if found:
-            return Reading(setting, budget, found)
+                by_router[router] = mine
+        if by_router:
+            return Reading(setting, budget, by_router)
     return None
 
 
 def router_read(model: str, settings: Sequence[Setting]) -> Figure | None:
     """A row for each task, a column for each context; None where no router was run with a control."""
-    readings = [found for setting in settings if (found := read(setting)) is not None]
+    readings = [kinds for setting in settings if (kinds := read(setting)) is not None]
     if not readings:
         return None
     names, at = _rows(readings)
-    styles = looks(f.spec for reading in readings for found in reading.routers.values() for f in found.values())
+    styles = looks(f.spec for reading in readings for kinds in reading.routers.values() for f in kinds.values())
     tasks = list(dict.fromkeys(r.setting.task for r in readings))
     contexts = sorted({r.setting.context for r in readings})
     height = -min(y for y, _ in names) + 1.2

@@ -162,5 +162,5 @@ def tables(gathered: Gathered) -> list[Table]:
 
 
 def markdown(gathered: Gathered) -> str:
-    """For a page to include: two tables under headings of the second level."""
+    """Writes both tables as Markdown, under headings of the second level."""
     return "\n".join(table.markdown(2) for table in tables(gathered))

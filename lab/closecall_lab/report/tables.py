@@ -133,7 +133,7 @@ def _rival(labels: dict[Variant, str], a: Variant, b: Variant) -> str:
 
 
 def split(setting: Setting) -> Table | None:
-    """Where a router's lift comes from."""
+    """Splits each router's lift over top-k into budget and selectivity."""
     labels = {f.variant: f.label for f in setting.findings}
     columns = (
         Column("policy", lambda r: labels[r.policy, r.budget], left=True),

@@ -12,7 +12,7 @@ from .standings import bouts
 
 
 def verdict(gathered: Gathered) -> list[str]:
-    """At most three lines for each model, and one about remarks."""
+    """Sums a store up in at most three lines for each model, and one about remarks."""
     lines = [line for model in gathered.models for line in _model(model, gathered.of(model))]
     remarks = sum(len(s.notes) for s in gathered.settings)
     return lines + ([f"{plural(remarks, 'remark')} on what is missing or odd: see the page."] if remarks else [])

@@ -59,7 +59,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> tuple[str, 
 
 
 def flops(selection: Selection | None, geometry: Geometry, heads: int, dim: int, value_dim: int) -> int:
-    """Of the two products, over every (row, key) pair of a tile's kept blocks up to the last key the tile sees."""
+    """Counts the operations of both products, over the rows of each tile and the keys it sees of its kept blocks."""
     rows, end = geometry.rows, geometry.end
     if selection is None:
         pairs = int((rows * end).sum()) * heads

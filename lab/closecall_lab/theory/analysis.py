@@ -109,11 +109,11 @@ def analyse(dump: Dump, scorer: str, *, samples: int = 32, seed: int = 0) -> Sco
         raise ValueError(f"{dump.path}: no cell of scorer {scorer!r} has scores that are numbers")
     cells = {name: values[known] for name, values in everything.items()}
     tau = head_noise(cells)
-    found, bounds = _sampled(dump, scorer, known, cells, tau, q, samples, seed)
+    estimates, bounds = _sampled(dump, scorer, known, cells, tau, q, samples, seed)
     fired = fire_all(cells, q, seed)
     extra = torch.from_numpy((cells["expanded"] - cells["keep"]).astype(np.int64))
     quantile = fired["quantile"]
-    best = at_cost(found, extra, int(extra[quantile].sum()))
+    best = at_cost(estimates, extra, int(extra[quantile].sum()))
     by_layer = best.by(torch.from_numpy(cells["layer"].astype(np.int64)))
     return ScorerDiagnosis(
         scorer=scorer,
@@ -123,16 +123,16 @@ def analyse(dump: Dump, scorer: str, *, samples: int = 32, seed: int = 0) -> Sco
         silent=int((tau == 0).sum()),
         scales=_scales(cells, tau, q, "", bounds),
         scales_bf16=_scales(cells, tau, q, "_bf16", {}),
-        estimate=found,
-        triggers=[_judge(name, marks, found, cells) for name, marks in fired.items()],
+        estimate=estimates,
+        triggers=[_judge(name, marks, estimates, cells) for name, marks in fired.items()],
         q_star=by_layer,
-        gain=gain(found, extra, quantile),
+        gain=gain(estimates, extra, quantile),
         signals=rate_signals(cells, seed),
     )
 
 
 def head_noise(cells: dict[str, Array]) -> Array:
-    """tau-hat of each cell's layer and head. A tile of one row has no differences of its own."""
+    """Returns tau-hat of each cell's layer and head; a tile of one row has no differences of its own."""
     unit = numbered(torch.from_numpy(np.stack([cells["layer"], cells["head"]]))).numpy()
     own = cells["tau"].astype(np.float64)
     known = ~np.isnan(own)
@@ -148,7 +148,7 @@ def head_noise(cells: dict[str, Array]) -> Array:
 def _sampled(
     dump: Dump, scorer: str, known: Array, cells: dict[str, Array], tau: Array, q: float, samples: int, seed: int
 ) -> tuple[Estimate, dict[int, list[RegretBound]]]:
-    """Monte Carlo of all cells, and the closed form of every prompt's layers."""
+    """Samples all cells by Monte Carlo, and evaluates the closed form for every layer of every prompt."""
     parts: list[Estimate] = []
     bounds: dict[int, list[RegretBound]] = {}
     start, at = 0, 0
@@ -185,7 +185,7 @@ def _tiles(scores: Array, cells: dict[str, Array], which: Array) -> Tiles:
 
 
 def _groups(layer: Array, example: Array) -> Iterator[tuple[int, Tensor]]:
-    """(layer, which cells) of every layer of every prompt."""
+    """Yields every layer of every prompt with the indices of its cells."""
     for pair in np.unique(np.stack([layer, example]), axis=1).T:
         yield int(pair[0]), torch.from_numpy(np.flatnonzero((layer == pair[0]) & (example == pair[1])))
 
@@ -193,14 +193,14 @@ def _groups(layer: Array, example: Array) -> Iterator[tuple[int, Tensor]]:
 def _scales(
     cells: dict[str, Array], tau: Array, q: float, ending: str, bounds: dict[int, list[RegretBound]]
 ) -> list[Scales]:
-    found = []
+    scales = []
     for layer in np.unique(cells["layer"]):
-        mine = cells["layer"] == layer
-        r, g = (cells[f"{name}{ending}"][mine].astype(np.float64) for name in ("spread", "cutoff"))
-        noise = tau[mine]
+        here = cells["layer"] == layer
+        r, g = (cells[f"{name}{ending}"][here].astype(np.float64) for name in ("spread", "cutoff"))
+        noise = tau[here]
         active = (g > 0) & (noise > 0)
         noisy = noise > 0
-        found.append(
+        scales.append(
             Scales(
                 layer=int(layer),
                 variation=spread_variation(torch.from_numpy(r)),
@@ -208,15 +208,15 @@ def _scales(
                 tau=float(np.median(np.unique(noise))),
                 cutoff_q=float(np.quantile(g[active] / noise[active], q)) if active.any() else math.nan,
                 tied=float((g == 0).mean()),
-                **{name: _median(cells[name][mine][noisy] / noise[noisy]) for name in ("spacing_p10", "spacing_p50")},
+                **{name: _median(cells[name][here][noisy] / noise[noisy]) for name in ("spacing_p10", "spacing_p50")},
                 bounds=tuple(bounds.get(int(layer), ())),
             )
         )
-    return found
+    return scales
 
 
 def _median(values: Array) -> float:
-    """Of what is known; NaN of nothing."""
+    """Returns the median of the values that are numbers, NaN if none is."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else math.nan
 
@@ -227,26 +227,28 @@ def cells_of(cells: dict[str, Array]) -> Cells:
 
 
 def fire_all(cells: dict[str, Array], q: float, seed: int = 0) -> dict[str, Tensor]:
-    """What every trigger expands, bool `[n]` each. `calibrated` takes thresholds from the other prompts; without
-    others it is left out."""
+    """Marks what every trigger expands, bool `[n]` each.
+
+    `calibrated` takes its thresholds from the other prompts; with a single prompt it is left out.
+    """
     where = cells_of(cells)
     margin, cutoff = (torch.from_numpy(cells[name]) for name in ("margin", "cutoff"))
     ranked = signals.of(cells, seed)
-    found = {}
+    fired = {}
     for name in (*BY_TILE, *BY_CELL):
         if name == "calibrated":
             held_out = _calibrated(cells, where, q)
             if held_out is not None:
-                found[name] = held_out
+                fired[name] = held_out
         elif name.endswith("-gain"):
-            found[name] = fire("quantile", -torch.from_numpy(ranked[name]), cutoff, where, q)
+            fired[name] = fire("quantile", -torch.from_numpy(ranked[name]), cutoff, where, q)
         else:
-            found[name] = fire(name, margin, cutoff, where, q, seed=seed)
-    return found
+            fired[name] = fire(name, margin, cutoff, where, q, seed=seed)
+    return fired
 
 
 def _calibrated(cells: dict[str, Array], where: Cells, q: float) -> Tensor | None:
-    """Tiles whose mean margin is at most the threshold that the layer's tiles of all other prompts set."""
+    """Marks tiles whose mean margin is at most the threshold that the other prompts' tiles of the layer set."""
     if len(np.unique(cells["example"])) < 2:
         return None
     unit = where.unit.numpy()
@@ -262,7 +264,7 @@ def _calibrated(cells: dict[str, Array], where: Cells, q: float) -> Tensor | Non
     return torch.from_numpy(fired[unit])
 
 
-def _judge(name: str, fired: Tensor, found: Estimate, cells: dict[str, Array]) -> Fired:
+def _judge(name: str, fired: Tensor, estimates: Estimate, cells: dict[str, Array]) -> Fired:
     where = cells_of(cells)
     unit = where.unit if name in BY_TILE else None
     truth = torch.from_numpy((cells["lost"] - cells["lost_expanded"]).astype(np.float64))
@@ -271,7 +273,7 @@ def _judge(name: str, fired: Tensor, found: Estimate, cells: dict[str, Array]) -
     left = np.where(fired.numpy(), cells["gold_lost_expanded"], cells["gold_lost"])[asked] > 0
     return Fired(
         name=name,
-        regret=regret(found, fired, pool=where.pool, unit=unit),
+        regret=regret(estimates, fired, pool=where.pool, unit=unit),
         regained=float((truth * fired).mean()),
         best=float((truth * best).mean()),
         gold_lost=float(left.mean()) if asked.any() else math.nan,

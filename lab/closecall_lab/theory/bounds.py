@@ -24,7 +24,7 @@ from .gaps import Tiles, check_tau, floors, gaps
 
 
 def tail(gap: Tensor, tau: float) -> Tensor:
-    """V-bar of the paper: the chance that two blocks `gap` apart stand in the wrong order."""
+    """Returns the chance that two blocks `gap` apart stand in the wrong order (V-bar of the paper)."""
     chance: Tensor = torch.special.ndtr(-gap.double() / (math.sqrt(2) * tau))
     return chance
 
@@ -46,7 +46,7 @@ def chi(delta2: float, tau: float) -> float:
 
 
 def eps_bar(delta2: float, tau: float, extra: int) -> float:
-    """How far V* may be from V-bar, relatively; `extra` = (rho - 1) k, the blocks that expansion adds."""
+    """Bounds how far V* may be from V-bar, relatively; expansion adds `extra` = (rho - 1) k blocks."""
     x = chi(delta2, tau)
     reach = min(extra * delta2 / tau, 1e3)  # its square must not overflow, and exp(-250000) is 0 already
     return x + (1 + x) * math.exp(-(reach**2) / 4) if x < math.inf else math.inf
@@ -63,7 +63,7 @@ class Localisation:
 
 
 def localise(tiles: Tiles, tau: float, delta2: float) -> Localisation:
-    """The Lemma's inequalities, cut off at the trivial 0 and 1."""
+    """Evaluates Lemma 1's inequalities for every tile, cut off at the trivial 0 and 1."""
     check_tau(tau)
     g = gaps(tiles)
     near, far = tail(g.cutoff, tau), tail(g.expansion, tau)
@@ -112,7 +112,7 @@ class RegretBound:
 
     @property
     def regime(self) -> str:
-        """Where the closed form says more than its caps, spacings dominate; elsewhere noise does."""
+        """Says whether spacings dominate, so that the closed form is sharper than its caps, or noise does."""
         return "spacing-dominated" if self.eps_bar < 1 else "noise-dominated"
 
     @property

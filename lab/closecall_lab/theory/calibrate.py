@@ -90,7 +90,7 @@ def calibrate(
     per_head: bool = False,
     log: Say = say,
 ) -> Calibration:
-    """Thresholds that trigger a share q of the tiles of `n` prompts of each context, in every layer.
+    """Finds thresholds that trigger a share q of the tiles of `n` prompts of each context, in every layer.
 
     The model runs under the policy with the quantile in the trigger's place, so that margins are those of a sparse
     prefill. Then `check` further prompts of each context run under the result.
@@ -128,7 +128,7 @@ def _threshold(margins: Tensor, q: float, per_head: bool) -> Threshold:
 
 
 def _rate(margins: Tensor, threshold: Threshold) -> float:
-    """The share that the trigger itself fires on."""
+    """Returns the share of tiles that the trigger itself fires on."""
     trigger, tiles = Calibrated((threshold,)), margins.shape[1]
     every = torch.ones(1, tiles, dtype=torch.bool)
     return float(trigger.fire(margins[None], every, torch.zeros(1, tiles, dtype=torch.int64), 0.0).double().mean())
@@ -138,9 +138,9 @@ def _rate(margins: Tensor, threshold: Threshold) -> float:
 def collect(
     subject: Subject, task: str, contexts: Sequence[int], policy: Policy, numbers: range, seed: int, log: Say
 ) -> tuple[Margins, Policy]:
-    """Margins under a policy, and the policy as it was attached."""
+    """Runs prompts under a policy; returns the margins, and the policy as it was attached."""
     loaded, source = subject.loaded, tasks.get(task)
-    found: dict[int, dict[int, list[Tensor]]] = {}
+    margins: dict[int, dict[int, list[Tensor]]] = {}
     with attach(loaded.model, policy, min_context=0) as handle:
         rule, resolved = router_of(handle.policy), handle.policy
         for context in contexts:
@@ -166,5 +166,5 @@ def collect(
                 log(f"prompt {number + 1} of {numbers.stop} at {context} tokens")
             if not mine:
                 raise ValueError(f"{source} has no prompt {numbers.start + 1} at {context} tokens: ask for fewer")
-            found[context] = mine
-    return {c: {i: torch.cat(x, 1) for i, x in by_layer.items()} for c, by_layer in found.items()}, resolved
+            margins[context] = mine
+    return {c: {i: torch.cat(x, 1) for i, x in by_layer.items()} for c, by_layer in margins.items()}, resolved

@@ -69,7 +69,7 @@ class Rows:
 
 
 def router_of(policy: Policy) -> Router:
-    """The rule that says where a policy cuts and expands; ValueError for policies without."""
+    """Returns the rule that says where a policy cuts and expands; ValueError if it has none."""
     if not isinstance(policy.rule, Router):
         raise ValueError(f"{policy.name} never expands a tile: take a router, as router-on-quest")
     if policy.pool > 1:
@@ -80,7 +80,7 @@ def router_of(policy: Policy) -> Router:
 
 
 def check_scorer(scorer: Scorer | None) -> Scorer:
-    """ValueError for scorers that cannot be diagnosed."""
+    """Raises ValueError for a scorer that cannot be diagnosed."""
     if scorer is None or type(scorer).row_scores is Scorer.row_scores:
         name = scorer.name if scorer else "none"
         raise ValueError(
@@ -90,7 +90,7 @@ def check_scorer(scorer: Scorer | None) -> Scorer:
 
 
 def check_context(tokens: int, policy: Policy) -> None:
-    """ValueError, saying which context would do, where no tile sees more blocks than the expanded budget."""
+    """Raises ValueError if no tile sees more blocks than the expanded budget, and says which context would do."""
     rule = router_of(policy)
     if rule.tile_budget <= policy.most_forced:
         raise ValueError(
@@ -115,7 +115,7 @@ def measure(
     softcap: float = 0.0,
     gold: Mapping[int, Sequence[int]] | None = None,
 ) -> Iterator[list[Rows]]:
-    """Tile by tile, the cells of a whole prompt `q [H, M, D]`, `k [Hkv, M, D]` under each policy's scorer.
+    """Yields, tile by tile, the cells of a whole prompt `q [H, M, D]`, `k [Hkv, M, D]` under each policy's scorer.
 
     The policies differ in their scorers only. gold: by tile, the blocks that what is asked there depends on.
     """
@@ -175,7 +175,7 @@ def _tile(
     held, tail = by_rank(shares[..., place.free]), ranked.softmax(-1)
     lost, steps = held[..., keep:].sum(-1), row_scores.double().diff(dim=1)
     broken = (broken | ~lost.isfinite().all(-1)).cpu()
-    found: dict[str, Tensor] = {
+    columns: dict[str, Tensor] = {
         "tau": (steps.square().mean((1, 2)) / 2).sqrt() if steps.shape[1] else torch.full((heads,), torch.nan),
         "lost": lost.mean(-1),
         "lost_most": lost.amax(-1),
@@ -185,31 +185,31 @@ def _tile(
         "tail": tail[:, keep:].sum(-1),
         "tail_expanded": tail[:, expanded:].sum(-1),
     }
-    found |= {name: torch.full((heads,), torch.nan) for name in STATISTICS if name not in found}
+    columns |= {name: torch.full((heads,), torch.nan) for name in STATISTICS if name not in columns}
     if not bool(broken.all()):
         for name, values in _order_statistics(Tiles.of(ranked[~broken], keep, expanded)).items():
-            found[name][~broken] = values.float().cpu()
+            columns[name][~broken] = values.float().cpu()
     whole = {"head": torch.arange(heads)}
     constants = {"tile": place.tile, "visible": place.visible, "keep": keep, "expanded": expanded}
     whole |= {name: torch.full((heads,), value) for name, value in constants.items()}
     whole |= _gold(order + place.sinks, keep, expanded, place)
-    real = {name: values.float().cpu().masked_fill(broken, torch.nan) for name, values in found.items()}
+    real = {name: values.float().cpu().masked_fill(broken, torch.nan) for name, values in columns.items()}
     return Rows(whole | real, ranked.cpu())
 
 
 def _order_statistics(tiles: Tiles) -> dict[str, Tensor]:
     keep = int(tiles.keep[0])
-    found: dict[str, Tensor] = {"floor": floors(tiles)}
+    columns: dict[str, Tensor] = {"floor": floors(tiles)}
     for ending, these in (("", tiles), ("_bf16", tiles.as_bfloat16())):
         g = gaps(these)
-        found |= {f"{name}{ending}": getattr(g, name) for name in ("cutoff", "expansion", "spread", "margin")}
+        columns |= {f"{name}{ending}": getattr(g, name) for name in ("cutoff", "expansion", "spread", "margin")}
         spacing = these.scores[:, :-1] - these.scores[:, 1:]
-        found[f"ties{ending}"] = (spacing == 0).double().mean(1)
+        columns[f"ties{ending}"] = (spacing == 0).double().mean(1)
     spacing = tiles.scores[:, :-1] - tiles.scores[:, 1:]
     other = torch.cat([spacing[:, : keep - 1], spacing[:, keep:]], 1)
     if other.shape[1]:
-        found["spacing_p10"], found["spacing_p50"] = other.quantile(torch.tensor([0.1, 0.5]).to(other), dim=1)
-    return found
+        columns["spacing_p10"], columns["spacing_p50"] = other.quantile(torch.tensor([0.1, 0.5]).to(other), dim=1)
+    return columns
 
 
 def _gold(order: Tensor, keep: int, expanded: int, place: _Place) -> dict[str, Tensor]:

@@ -62,28 +62,28 @@ class Share:
 def dropped(q: Tensor, k: Tensor, selection: Selection, *, scale: float, softcap: float = 0.0) -> Tensor:
     """float32 `[H, M]`: what every row of one whole prompt really lost; tile by tile."""
     g = selection.geometry
-    found = torch.zeros(q.shape[:2], device=q.device)
+    mass = torch.zeros(q.shape[:2], device=q.device)
     for b, t, rows, keys, _ in g.tiles():
         kept = selection.kept_mask((b, slice(None), t))[:, : int(g.visible[b, t])]
         if not bool(kept.all()):
             shares = row_shares(q, k, rows, keys.stop, block=g.block, scale=scale, softcap=softcap)[0]
-            found[:, rows] = (shares * ~kept[:, None]).sum(-1).clamp(max=1.0)  # the sum's rounding
-    return found
+            mass[:, rows] = (shares * ~kept[:, None]).sum(-1).clamp(max=1.0)  # the sum's rounding
+    return mass
 
 
 @torch.no_grad()
 def shares(subject: Subject, study: Study, budgets: Sequence[int], *, log: Say = say) -> list[Share]:
-    """The study's first prompt under a router on each scorer at each budget."""
+    """Certifies the study's first prompt under a router on each scorer at each budget."""
     loaded = subject.loaded
     source = tasks.get(study.task)
     example = next(iter(source.examples(loaded.tokenizer, study.context, 1, study.seed, wrap=loaded.prompt)))
     ids = torch.tensor([encode_example(loaded.tokenizer, example).ids], device=loaded.model.device)
-    found = []
+    made_shares = []
     for made in (p for budget in budgets for p in _at(study, budget)):
         share = _share(loaded.model, ids, made)
         log(f"certified {share.scorer} at budget {share.budget}")
-        found.append(share)
-    return found
+        made_shares.append(share)
+    return made_shares
 
 
 def _at(study: Study, budget: int) -> list[Policy]:
@@ -118,12 +118,12 @@ def write(found: Sequence[Share], directory: Path) -> None:
 
 
 def read(directory: Path) -> list[Share]:
-    """Of a directory; none where nothing was certified."""
+    """Reads the shares that `write` left in a directory; none if nothing was certified."""
     path = directory / NAME
     return [Share(**share) for share in json.loads(path.read_text())] if path.exists() else []
 
 
-def table(found: Sequence[Share]) -> Table:
+def table(shares: Sequence[Share]) -> Table:
     columns = [
         Column("scorer", left=True),
         Column("budget"),
@@ -138,4 +138,4 @@ def table(found: Sequence[Share]) -> Table:
         "rows (of all heads and layers) that provably lost at most that share of their softmax mass, and those that "
         "did; first prompt, router on the scorer"
     ]
-    return Table("Certified rows", columns, found, notes)
+    return Table("Certified rows", columns, shares, notes)

@@ -142,11 +142,11 @@ def run_calibrate(args: argparse.Namespace) -> None:
     contexts, n = counts("--contexts", args.contexts), count("--n")(args.n)
     output_file("--out", args.out)
     subject = Subject.open(args.model, dtype=args.dtype)
-    found = calibrate(
+    calibration = calibrate(
         subject, args.task, contexts, policy, n=n, check=args.check, seed=args.seed, per_head=args.per_head
     )
-    print(found.table(args.model).text())
-    found.policy.save(args.out)
+    print(calibration.table(args.model).text())
+    calibration.policy.save(args.out)
     written([args.out])
 
 

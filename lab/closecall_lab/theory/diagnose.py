@@ -71,14 +71,17 @@ class Study:
 
 
 def asked_at(example: Example, encoded: Encoded, block: int, tile: int) -> dict[int, list[int]]:
-    """By tile, the gold blocks of what is asked there: where the answer begins, or at the prompt's end."""
-    found: dict[int, list[int]] = {}
+    """Maps each tile in which something is asked to the gold blocks it needs.
+
+    A question is asked where its answer begins, or at the end of the prompt.
+    """
+    gold_by_tile: dict[int, list[int]] = {}
     for question in example.questions:
         forced = question.at is not None
         row = answer_tokens(example, question, encoded.offsets).start - 1 if forced else len(encoded.ids) - 1
         gold = [b for span in gold_blocks(example, question, encoded.offsets, block) for b in span]
-        found.setdefault(row // tile, []).extend(gold)
-    return found
+        gold_by_tile.setdefault(row // tile, []).extend(gold)
+    return gold_by_tile
 
 
 def diagnose(study: Study, path: str | Path, *, subject: Subject | None = None, log: Say = say) -> int:

@@ -47,15 +47,15 @@ def _median_bound(scales: Sequence[Scales], name: str) -> float | None:
 
 
 def _regime(scales: Sequence[Scales]) -> str | None:
-    found = [b.regime for s in scales for b in s.bounds]
-    if not found:
+    regimes = [b.regime for s in scales for b in s.bounds]
+    if not regimes:
         return None
-    noisy = sum(x == "noise-dominated" for x in found)
-    return "noise-dominated" if noisy == len(found) else f"noise-dominated in {noisy} of {len(found)} layers"
+    noisy = sum(x == "noise-dominated" for x in regimes)
+    return "noise-dominated" if noisy == len(regimes) else f"noise-dominated in {noisy} of {len(regimes)} layers"
 
 
 def scales_table(findings: Sequence[ScorerDiagnosis]) -> Table:
-    """The paper's table, and what it owed."""
+    """Makes the paper's table, with the columns that it left out."""
     rows = []
     for f in findings:
         for precision, scales in (("float32", f.scales), ("bfloat16", f.scales_bf16)):
@@ -143,15 +143,15 @@ def layers_table(f: ScorerDiagnosis) -> Table:
     best = best_signal(f)
     rows = []
     for s in f.scales:
-        mine = f.cells["layer"] == s.layer
+        here = f.cells["layer"] == s.layer
         rows.append(
             {
                 "layer": s.layer,
-                "margin": float(np.median(f.cells["margin"][mine])),
+                "margin": float(np.median(f.cells["margin"][here])),
                 "tau": s.tau,
-                "value": float(value[mine].mean()),
-                "lost": float(f.cells["lost"][mine].mean()),
-                "regained": float((f.cells["lost"] - f.cells["lost_expanded"])[mine].mean()),
+                "value": float(value[here].mean()),
+                "lost": float(f.cells["lost"][here].mean()),
+                "regained": float((f.cells["lost"] - f.cells["lost_expanded"])[here].mean()),
                 "q": f.q_star.get(s.layer),
                 "sigma": _shown(f.signal("margin").by_layer[s.layer]),
                 "best": _shown(f.signal(best).by_layer[s.layer]),
@@ -188,12 +188,12 @@ def best_signal(f: ScorerDiagnosis, among: Sequence[str] = FREE) -> str:
 
 
 def _clearly(better: Mean, than: Mean) -> bool:
-    """By more than two standard errors of the difference. One prompt has none, so nothing is clear."""
+    """Whether one mean exceeds the other by two standard errors. A single prompt has none, so nothing is clear."""
     return better.value - than.value > 2 * math.hypot(better.error, than.error)
 
 
 def verdict(f: ScorerDiagnosis) -> str:
-    """In plain words, whether sigma is a good signal here and which would be better."""
+    """Says in plain words whether sigma is a good signal here, and which would be better."""
     sigma, free, rows = (f.signal(name).regained for name in ("margin", best_signal(f), best_signal(f, BY_ROW)))
     if not sigma.n:
         return "tiles do not differ in what expansion regains: no signal can be judged"
@@ -261,7 +261,7 @@ def findings_of(dump: Dump, *, samples: int = 32, seed: int = 0) -> list[ScorerD
 
 
 def command(facts: dict[str, Any]) -> str:
-    """What repeats the diagnosis."""
+    """Writes the command that repeats the diagnosis."""
     options = ("model", "task", "context", "n", "seed", "budget", "q", "rho", "prefill")
     said = "".join(f" --{name} {facts[name]}" for name in options)
     return f"closecall diagnose{said} --tile-factor {facts['tile_factor']:g} --scorers {','.join(facts['scorers'])}"

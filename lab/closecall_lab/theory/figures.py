@@ -33,7 +33,7 @@ def _where(finding: ScorerDiagnosis) -> str:
 
 
 def margins(findings: Sequence[ScorerDiagnosis]) -> Figure:
-    """sigma by layer: why one threshold for all layers fails."""
+    """Draws sigma by layer, which shows why one threshold for all layers fails."""
     from matplotlib.ticker import MaxNLocator
 
     figure, grid = frame("Margins by layer", _where(findings[0]), 1, len(findings), gap=GAP)
@@ -55,7 +55,7 @@ def margins(findings: Sequence[ScorerDiagnosis]) -> Figure:
 
 
 def _thresholds(f: ScorerDiagnosis) -> list[float]:
-    """By layer, the q-quantile of the margins averaged over heads."""
+    """Returns each layer's q-quantile of the margins, averaged over heads."""
     unit = cells_of(f.cells).unit.numpy()
     mean = signals.by_tile(f.cells["margin"].astype(np.float64), unit)
     layer = f.cells["layer"][np.unique(unit, return_index=True)[1]]
@@ -88,7 +88,7 @@ def value(findings: Sequence[ScorerDiagnosis]) -> Figure:
 
 
 def within(x: Array, pool: Array) -> Array:
-    """Where each value lies in its pool, from 0 (smallest) to 1."""
+    """Ranks each value within its pool, from 0 (smallest) to 1."""
     found = np.empty(len(x))
     for mine in (pool == p for p in np.unique(pool)):
         found[mine] = (signals.ranks(x[mine]) - 0.5) / mine.sum()
@@ -96,7 +96,7 @@ def within(x: Array, pool: Array) -> Array:
 
 
 def binned(x: Array, y: Array, bins: int = 20) -> tuple[Array, ...]:
-    """Of equal parts by x: median x, mean y, quartiles of y."""
+    """Cuts points into equal parts by x; returns each part's median x, mean y and quartiles of y."""
     parts = [p for p in np.array_split(np.argsort(x, kind="stable"), bins) if len(p)]
     found = [(float(np.median(x[p])), float(y[p].mean()), *np.quantile(y[p], (0.25, 0.75))) for p in parts]
     return tuple(np.array(column) for column in zip(*found, strict=True))
@@ -131,12 +131,12 @@ def regrets(findings: Sequence[ScorerDiagnosis]) -> Figure:
     return figure
 
 
-def tightness(found: Sequence[Share], where: str) -> Figure:
+def tightness(shares: Sequence[Share], where: str) -> Figure:
     """How many rows lost at most so much, and how many can be proved to."""
-    scorers = list(dict.fromkeys(s.scorer for s in found))
+    scorers = list(dict.fromkeys(s.scorer for s in shares))
     figure, grid = frame("Certificates: proved, and true", where, 1, len(scorers), gap=GAP)
     for axes, scorer in zip(grid[0], scorers, strict=True):
-        mine = [s for s in found if s.scorer == scorer]
+        mine = [s for s in shares if s.scorer == scorer]
         for i, s in enumerate(mine):
             style: dict[str, Any] = {"color": colour(scorer), "alpha": 1 - 0.65 * i / max(1, len(mine) - 1)}
             proved, true = (np.array(x) / s.rows for x in (s.certified, s.really))

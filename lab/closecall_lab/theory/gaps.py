@@ -50,7 +50,7 @@ class Tiles:
 
     @classmethod
     def of(cls, scores: Tensor, keep: int, expanded: int) -> Tiles:
-        """The same cut for every tile."""
+        """Makes tiles that all have the same cut."""
         return cls(scores, *(torch.full((len(scores),), x, device=scores.device) for x in (keep, expanded)))
 
     @classmethod

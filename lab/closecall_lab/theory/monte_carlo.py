@@ -152,23 +152,26 @@ def oracle(value: Tensor, fired: Tensor, pool: Tensor | None = None, unit: Tenso
     return _best(worth, size, home, room)[unit]
 
 
-def regret(found: Estimate, fired: Tensor, *, pool: Tensor | None = None, unit: Tensor | None = None) -> Regret:
-    """Of the trigger that expands the tiles marked in `fired`, bool `[n]`, within the oracle's `pool` and `unit`."""
-    n = len(found.error)
+def regret(estimates: Estimate, fired: Tensor, *, pool: Tensor | None = None, unit: Tensor | None = None) -> Regret:
+    """Estimates the regret of the trigger that expands the tiles marked in `fired`, bool `[n]`.
+
+    The best choice it is compared with is made within the same `pool` and `unit` (see `oracle`).
+    """
+    n = len(estimates.error)
     if fired.dtype != torch.bool or tuple(fired.shape) != (n,):
         raise ValueError(f"fired must be bool [{n}], one mark a tile, got {fired.dtype} {[*fired.shape]}")
-    mine = fired.double()
+    weights = fired.double()
     low, error = 0.0, 0.0
     for chooser, judge in ((0, 1), (1, 0)):
-        weight = oracle(found.halves[chooser], fired, pool, unit).double() - mine
-        low += float((weight * found.halves[judge]).sum()) / 2 / n
-        error += math.sqrt(float((weight.square() * found.half_variances[judge]).sum())) / 2 / n
-    best = oracle(found.value, fired, pool, unit).double()
+        weight = oracle(estimates.halves[chooser], fired, pool, unit).double() - weights
+        low += float((weight * estimates.halves[judge]).sum()) / 2 / n
+        error += math.sqrt(float((weight.square() * estimates.half_variances[judge]).sum())) / 2 / n
+    best = oracle(estimates.value, fired, pool, unit).double()
     return Regret(
         low=low,
-        high=float(((best - mine) * found.value).sum()) / n,
+        high=float(((best - weights) * estimates.value).sum()) / n,
         error=error,
-        avoided=float((mine * found.value).sum()) / n,
-        avoided_error=math.sqrt(float((mine * found.variance).sum())) / n,
-        fired=float(mine.mean()),
+        avoided=float((weights * estimates.value).sum()) / n,
+        avoided_error=math.sqrt(float((weights * estimates.variance).sum())) / n,
+        fired=float(weights.mean()),
     )

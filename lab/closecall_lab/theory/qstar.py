@@ -39,35 +39,35 @@ class Allocation:
         }
 
 
-def _check_extra(found: Estimate, extra: Tensor) -> None:
-    n = len(found.error)
+def _check_extra(estimates: Estimate, extra: Tensor) -> None:
+    n = len(estimates.error)
     if extra.dtype != torch.int64 or tuple(extra.shape) != (n,):
         raise ValueError(f"extra must be int64 [{n}], the blocks that expanding a tile adds, got {[*extra.shape]}")
     if bool((extra < 0).any()):
         raise ValueError(f"extra must be at least 0, got {int(extra.min())}")
 
 
-def _judged(found: Estimate, sets: list[Tensor]) -> tuple[float, float]:
+def _judged(estimates: Estimate, sets: list[Tensor]) -> tuple[float, float]:
     """What each half's choice is worth to the other half, averaged, with its standard error."""
-    avoided = sum(float(found.halves[1 - i][chosen].double().sum()) for i, chosen in enumerate(sets)) / 2
-    spread = found.half_variances
+    avoided = sum(float(estimates.halves[1 - i][chosen].double().sum()) for i, chosen in enumerate(sets)) / 2
+    spread = estimates.half_variances
     errors = [math.sqrt(float(spread[1 - i][chosen].sum())) for i, chosen in enumerate(sets)]
     return avoided, sum(errors) / 2
 
 
-def at_price(found: Estimate, extra: Tensor, price: float) -> Allocation:
+def at_price(estimates: Estimate, extra: Tensor, price: float) -> Allocation:
     """The Bayes-optimal trigger where one more block costs `price` identification errors: V* > price * extra."""
-    _check_extra(found, extra)
+    _check_extra(estimates, extra)
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be a number of at least 0, identification errors per block, got {price!r}")
-    fired, *halves = (v > price * extra for v in (found.value, *found.halves))
-    return Allocation(fired, price, int(extra[fired].sum()), *_judged(found, halves))
+    fired, *halves = (v > price * extra for v in (estimates.value, *estimates.halves))
+    return Allocation(fired, price, int(extra[fired].sum()), *_judged(estimates, halves))
 
 
-def at_cost(found: Estimate, extra: Tensor, cost: int) -> Allocation:
+def at_cost(estimates: Estimate, extra: Tensor, cost: int) -> Allocation:
     """The best use of `cost` extra blocks: tiles by V* per block until the next no longer fits. `price` is what the
     last block bought."""
-    _check_extra(found, extra)
+    _check_extra(estimates, extra)
     if cost < 0:
         raise ValueError(f"cost must be at least 0 blocks, got {cost!r}")
 
@@ -79,9 +79,9 @@ def at_cost(found: Estimate, extra: Tensor, cost: int) -> Allocation:
         chosen[order] = fits
         return chosen, float(rate[order][fits][-1]) if bool(fits.any()) else math.inf
 
-    fired, price = greedy(found.value)
-    halves = [greedy(v)[0] for v in found.halves]
-    return Allocation(fired, price, int(extra[fired].sum()), *_judged(found, halves))
+    fired, price = greedy(estimates.value)
+    halves = [greedy(v)[0] for v in estimates.halves]
+    return Allocation(fired, price, int(extra[fired].sum()), *_judged(estimates, halves))
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Gain:
     q_star: float
 
 
-def gain(found: Estimate, extra: Tensor, fired: Tensor) -> Gain:
+def gain(estimates: Estimate, extra: Tensor, fired: Tensor) -> Gain:
     """Compares a trigger's tiles, bool `[n]`, with the best allocation of the extra blocks they cost."""
-    best = at_cost(found, extra, int(extra[fired].sum()))
-    mine = float(found.value[fired].double().sum())
-    error = math.sqrt(float(found.variance[fired].sum())) + best.error
-    return Gain(mine, best.avoided, error, float(fired.double().mean()), best.q)
+    best = at_cost(estimates, extra, int(extra[fired].sum()))
+    avoided = float(estimates.value[fired].double().sum())
+    error = math.sqrt(float(estimates.variance[fired].sum())) + best.error
+    return Gain(avoided, best.avoided, error, float(fired.double().mean()), best.q)

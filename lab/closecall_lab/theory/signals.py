@@ -46,7 +46,7 @@ def of(cells: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
 
 
 def ranks(x: Array) -> Array:
-    """From 1 up; equal values share the mean of their ranks."""
+    """Ranks values from 1 up; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     found: Array = (last - (counts - 1) / 2)[inverse]

@@ -56,10 +56,10 @@ def tightness(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, eps: float = 0.1, scale: float | None = None
 ) -> Tightness:
     """A certificate beside the truth. Costs dense attention in float64."""
-    found: Certificate = certify(q, k, v, selection, scale=scale)
+    certificate: Certificate = certify(q, k, v, selection, scale=scale)
     mass, error = dropped(q, k, v, selection, scale=scale)
-    real = found.real[:, None].expand_as(found.mass)
-    cut = real & (found.mass > 0)
-    m, m_bound, e, e_bound = (float(x[cut].double().mean()) for x in (mass, found.mass, error, found.error))
+    real = certificate.real[:, None].expand_as(certificate.mass)
+    cut = real & (certificate.mass > 0)
+    m, m_bound, e, e_bound = (float(x[cut].double().mean()) for x in (mass, certificate.mass, error, certificate.error))
     really = float((mass[real] <= eps).double().mean())
-    return Tightness(m, m_bound, e, e_bound, found.certified(eps), really, eps)
+    return Tightness(m, m_bound, e, e_bound, certificate.certified(eps), really, eps)

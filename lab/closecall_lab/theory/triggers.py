@@ -17,7 +17,7 @@ NAMES = ("quantile", "per-cell", "gap", "absolute", "random", "last")
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Where stored tiles come from; int64 `[n]` each.
+    """Says which pool, tile and head each stored cell belongs to; int64 `[n]` each.
 
     pool: a sequence in a layer, among whose tiles a trigger shares out its budget
     tile: the tile's number in its sequence

@@ -165,12 +165,12 @@ class _Cell:
 
     def _flex(self, kept: dict[str, Selection | None], threads: int) -> list[Contender]:
         torch.compiler.reset()  # every cell is another shape, and torch stops compiling after a few
-        found = []
+        contenders = []
         for p in self.bench.policies:
             scale = check_scale(None, self.q.shape[3])
             run = flex.compiled(self.q, self.k, self.v, kept[p.name], self._geometry(p.policy), scale)
-            found.append(Contender.of(f"flex {p.name}", run, threads))
-        return found
+            contenders.append(Contender.of(f"flex {p.name}", run, threads))
+        return contenders
 
     def _probe(self) -> Callable[[], float] | None:
         return None if cpu.why_not(self.q) else lambda: cpu.peak(DTYPES[self.cell["dtype"]], PROBE_SECONDS)

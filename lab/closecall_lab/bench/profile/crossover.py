@@ -43,7 +43,7 @@ class Crossover:
 
 
 def cross(ratios: Mapping[int, float]) -> float:
-    """Where log ratio over log context passes 0 for good, by straight lines between the points."""
+    """Finds the context beyond which the ratio stays below 1, by straight lines between logarithms."""
     points = [(math.log(n), math.log(r)) for n, r in sorted(ratios.items())]
     if points[-1][1] > 0:
         return math.inf
@@ -62,10 +62,10 @@ def crossover(ratios: Ratios) -> Crossover:
     high: float | None = None
     if min(map(len, ratios.values())) > 1:
         draw = random.Random(0)
-        found = sorted(
+        resampled = sorted(
             cross({n: statistics.median(draw.choices(values, k=len(values))) for n, values in ratios.items()})
             for _ in range(RESAMPLES)
         )
         outside = int(RESAMPLES * (1 - CONFIDENCE) / 2)
-        low, high = found[outside], found[-1 - outside]
+        low, high = resampled[outside], resampled[-1 - outside]
     return Crossover(point, low, high, min(ratios), max(ratios))

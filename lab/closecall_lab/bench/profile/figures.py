@@ -27,7 +27,7 @@ STACK = (
 
 
 def both(name: str, machine: Facts, measured: Measured) -> dict[str, Figure]:
-    """By file stem."""
+    """Draws both pictures, by file stem."""
     return {name: ratios(machine, measured), f"{name}-parts": stacked(machine, measured)}
 
 
@@ -72,18 +72,18 @@ def stacked(machine: Facts, measured: Measured) -> Figure:
     for i, kind in enumerate(down):
         for j, context in enumerate(across):
             axes = grid[i][j]
-            mine = [r for r in rows if (r["dtype"], r["threads"], r["context"]) == (*kind, context)]
-            if not mine:
+            here = [r for r in rows if (r["dtype"], r["threads"], r["context"]) == (*kind, context)]
+            if not here:
                 axes.set_visible(False)
                 continue
             plain(axes, f"{size(context)}, {kind[0]}, {threads(kind[1])}")
-            left = [0.0] * len(mine)
+            left = [0.0] * len(here)
             for keys, _, shade in used:
-                lengths = [sum(r[key] for key in keys) for r in mine]
-                axes.barh(range(len(mine)), lengths, left=left, color=shade, height=0.7)
+                lengths = [sum(r[key] for key in keys) for r in here]
+                axes.barh(range(len(here)), lengths, left=left, color=shade, height=0.7)
                 left = [a + b for a, b in zip(left, lengths, strict=True)]
-            names = [tables.shown_name(r) for r in mine] if j == 0 or not grid[i][0].get_visible() else [""] * len(mine)
-            axes.set_yticks(range(len(mine)), names, fontsize=8, color=INK)
+            names = [tables.shown_name(r) for r in here] if j == 0 or not grid[i][0].get_visible() else [""] * len(here)
+            axes.set_yticks(range(len(here)), names, fontsize=8, color=INK)
             axes.invert_yaxis()
             label(axes, "seconds")
     figure.subplots_adjust(left=1.9 / figure.get_size_inches()[0])

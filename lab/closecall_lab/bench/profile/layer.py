@@ -19,41 +19,41 @@ VOCABULARY = 8  # inputs are embeddings, so that no token is ever looked up
 
 
 def _text_type(model_type: str) -> str:
-    """Of a model that also sees, the part that reads."""
+    """Returns the model type of the text part, for a model that also takes images."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     text = f"{model_type}_text"
     return text if text in CONFIG_MAPPING else model_type
 
 
-def _config(found: Shape, **changes: Any) -> Any:
+def _config(shape: Shape, **changes: Any) -> Any:
     from transformers import AutoConfig
 
-    model_type = _text_type(entry(found).model_type)
-    given: dict[str, Any] = {
+    model_type = _text_type(entry(shape).model_type)
+    settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
-        "hidden_size": found.hidden,
+        "hidden_size": shape.hidden,
         "num_hidden_layers": 1,
-        "num_attention_heads": found.q_heads,
-        "num_key_value_heads": found.kv_heads,
-        "head_dim": found.head_dim,
+        "num_attention_heads": shape.q_heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
         "pad_token_id": 0,
         "bos_token_id": 0,
         "eos_token_id": 0,
         "attn_implementation": "sdpa",
     }
-    if found.intermediate:
-        given["intermediate_size"] = found.intermediate
+    if shape.intermediate:
+        settings["intermediate_size"] = shape.intermediate
     if model_type == "mistral":
-        given["sliding_window"] = None  # the class's default is of an older model
-    if found.mixed:
-        given["layer_types"] = ["full_attention"]
-    return AutoConfig.for_model(model_type, **(given | changes))
+        settings["sliding_window"] = None  # the class's default is of an older model
+    if shape.mixed:
+        settings["layer_types"] = ["full_attention"]
+    return AutoConfig.for_model(model_type, **(settings | changes))
 
 
-def mixed_widths(found: Shape) -> tuple[int, int, int]:
-    """Of a layer of experts: how many, the width of each, and how many a token passes, the shared one included."""
-    config = _config(found)
+def mixed_widths(shape: Shape) -> tuple[int, int, int]:
+    """Returns the number and width of a layer's experts, and how many a token passes, the shared one included."""
+    config = _config(shape)
     return int(config.num_experts), int(config.moe_intermediate_size), int(config.num_experts_per_tok) + 1
 
 
@@ -67,27 +67,27 @@ def _build(config: Any, context: int, dtype: str, place: torch.device) -> Any:
     return model.to(place).eval().requires_grad_(False)
 
 
-def whole(found: Shape, context: int, dtype: str, place: torch.device) -> Any:
+def whole(shape: Shape, context: int, dtype: str, place: torch.device) -> Any:
     """A model of one full-attention layer, nothing left out but the vocabulary."""
-    return _build(_config(found), context, dtype, place)
+    return _build(_config(shape), context, dtype, place)
 
 
-def linear(found: Shape, context: int, dtype: str, place: torch.device) -> Any:
+def linear(shape: Shape, context: int, dtype: str, place: torch.device) -> Any:
     """A model of one of a hybrid's other layers."""
-    return _build(_config(found, layer_types=["linear_attention"]), context, dtype, place)
+    return _build(_config(shape, layer_types=["linear_attention"]), context, dtype, place)
 
 
-def attention_only(found: Shape, q_heads: int, kv_heads: int, context: int, dtype: str, place: torch.device) -> Any:
+def attention_only(shape: Shape, q_heads: int, kv_heads: int, context: int, dtype: str, place: torch.device) -> Any:
     """A layer of so many heads of the true head dim. What it does outside attention is narrow, and does not count."""
     hidden = NARROW * q_heads
     changes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": q_heads, "num_key_value_heads": kv_heads}
     changes["initializer_range"] = hidden**-0.5  # queries and keys then are standard normal numbers too
-    if found.mixed:
+    if shape.mixed:
         changes |= {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
         changes |= {"shared_expert_intermediate_size": 16}
     else:
         changes["intermediate_size"] = 16
-    return _build(_config(found, **changes), context, dtype, place)
+    return _build(_config(shape, **changes), context, dtype, place)
 
 
 def embeddings(model: Any, rows: int) -> Tensor:

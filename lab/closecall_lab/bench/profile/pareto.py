@@ -62,7 +62,7 @@ class Point:
 
     @property
     def quality(self) -> float | None:
-        """Of dense's accuracy, the part that is left."""
+        """The accuracy as a part of dense's; None if either is unknown."""
         if self.accuracy is None or not self.dense_accuracy:
             return None
         return self.accuracy.value / self.dense_accuracy
@@ -104,8 +104,8 @@ def _model(name: str) -> str:
 
 
 def walls(paths: Sequence[Path]) -> Profiles:
-    """By model and context, by type, threads and device. Where a cell is there twice, the later one counts."""
-    found: Profiles = {}
+    """Reads walls by model and context, then by type, threads and device. A cell's later measurement counts."""
+    profiles: Profiles = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"no such profile: {path}. `closecall profile --out {path.parent} ...` makes one")
@@ -114,18 +114,18 @@ def walls(paths: Sequence[Path]) -> Profiles:
             if cell.get("what") not in ("model", "shape"):
                 continue
             kind = (cell["dtype"], cell["threads"], cell["device"])
-            here = found.setdefault((_model(cell["model"]), cell["context"]), {}).setdefault(kind, {})
+            here = profiles.setdefault((_model(cell["model"]), cell["context"]), {}).setdefault(kind, {})
             named = {
                 (spec, budget): (spec if not budget else f"{spec}@{budget}") for spec, budget, _ in cell["variants"]
             }
             for variant, name in named.items():
                 row = tables.row(cell, record["result"], name)
                 here[variant] = Wall(row["over_unattached"], row["over_dense"])
-    if not found:
+    if not profiles:
         raise ValueError(
             f"no profile of a model or a shape is in {', '.join(map(str, paths))}: run `closecall profile` first"
         )
-    return found
+    return profiles
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -264,7 +264,7 @@ def figure(groups: Sequence[Sequence[Point]]) -> Figure | None:
 
 
 def _spot(p: Point) -> tuple[float, float]:
-    """Where a complete point lies in the picture."""
+    """Returns the place of a complete point in the picture."""
     assert p.wall is not None
     assert p.accuracy is not None
     return p.wall.over_sdpa, p.accuracy.value

@@ -92,7 +92,7 @@ class Watch:
         return sum(self.clock.seconds(*moments) for moments in self._spans.get(name, []))
 
     def parts(self) -> Lap:
-        """Of the span `wall`. They add up to it, less the time spent on finding out about summaries."""
+        """Returns the parts of the span `wall`. They add up to it, less the time spent on timing summaries."""
         extra = self.seconds("extra")
         function = self.seconds("function") - extra
         lap = dict.fromkeys(PARTS, 0.0)

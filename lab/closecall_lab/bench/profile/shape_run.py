@@ -41,12 +41,12 @@ class Factors:
 
     def scaled(self, attention: Lap, rest: float, linear: float) -> Lap:
         """The lap of the whole model: `rest` and `linear` are seconds of one layer on the measured rows."""
-        found = dict.fromkeys(PARTS, 0.0)
+        seconds = dict.fromkeys(PARTS, 0.0)
         for name in PARTS[: PARTS.index("rest")]:
-            found[name] = attention[name] * (self.key if name == "summaries" else self.query) * self.full
-        found["rest"] = rest * self.rows * self.full
-        found["linear layers"] = linear * self.rows * self.linear
-        return found
+            seconds[name] = attention[name] * (self.key if name == "summaries" else self.query) * self.full
+        seconds["rest"] = rest * self.rows * self.full
+        seconds["linear layers"] = linear * self.rows * self.linear
+        return seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class ShapeProfile(Profile):
 
 
 def _add_other_layer(prefills: Prefills, bench: ShapeProfile, rows: int, dtype: str) -> None:
-    """Of a hybrid, one of the layers without full attention."""
+    """Adds one of a hybrid's layers without full attention."""
     if bench.shape.full_layers < bench.shape.layers:
         model = layer.linear(bench.shape, rows, dtype, bench.device.place)
         prefills.add(model, layer.prefill(model, layer.embeddings(model, rows)), LINEAR)

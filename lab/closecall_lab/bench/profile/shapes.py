@@ -49,7 +49,7 @@ class LayerPart:
 
 
 def measured(
-    found: Shape,
+    model: Shape,
     *,
     groups: int | None,
     query_heads: int | None,
@@ -57,20 +57,20 @@ def measured(
     rows: int | None,
     context: int,
 ) -> LayerPart:
-    """From the options; `groups` None is all of them, `rows` None the whole context, the others None a whole group."""
-    group = found.q_heads // found.kv_heads
-    kv_heads = found.kv_heads if groups is None else groups
-    if kv_heads > found.kv_heads:
-        raise ValueError(f"--head-groups {kv_heads}: {found.name} has {found.kv_heads} key heads; use at most that")
+    """Decides how much of a layer is measured. None means all groups, the whole context, or a whole group of heads."""
+    group = model.q_heads // model.kv_heads
+    kv_heads = model.kv_heads if groups is None else groups
+    if kv_heads > model.kv_heads:
+        raise ValueError(f"--head-groups {kv_heads}: {model.name} has {model.kv_heads} key heads; use at most that")
     if query_heads is not None and kv_heads != 1:
         raise ValueError("--query-heads measures a part of one group: use it with --head-groups 1")
     for option, heads in (("--query-heads", query_heads), ("--dense-heads", dense_heads)):
         if heads is not None and heads > group:
             raise ValueError(
-                f"{option} {heads}: {group} query heads of {found.name} share a key head; use at most that"
+                f"{option} {heads}: {group} query heads of {model.name} share a key head; use at most that"
             )
     q_heads = kv_heads * group if query_heads is None else query_heads
-    whole = kv_heads == found.kv_heads and query_heads is None and (rows is None or rows >= context)
+    whole = kv_heads == model.kv_heads and query_heads is None and (rows is None or rows >= context)
     if whole and dense_heads is not None:
         raise ValueError("--dense-heads measures a part of a layer: leave it out where the whole layer is measured")
     if dense_heads is None:
@@ -78,33 +78,33 @@ def measured(
     return LayerPart(q_heads, kv_heads, dense_heads, min(rows or context, context))
 
 
-def layer_weights(found: Shape) -> int:
+def layer_weights(model: Shape) -> int:
     """Numbers in one layer of full attention, experts included."""
-    attention = found.hidden * found.head_dim * (2 * found.q_heads + 2 * found.kv_heads)
-    if not found.mixed:
-        return attention + 3 * found.hidden * found.intermediate
+    attention = model.hidden * model.head_dim * (2 * model.q_heads + 2 * model.kv_heads)
+    if not model.mixed:
+        return attention + 3 * model.hidden * model.intermediate
     from .layer import mixed_widths
 
-    experts, width, _ = mixed_widths(found)
-    return attention + found.hidden * found.head_dim * found.q_heads + experts * 3 * found.hidden * width
+    experts, width, _ = mixed_widths(model)
+    return attention + model.hidden * model.head_dim * model.q_heads + experts * 3 * model.hidden * width
 
 
-def bytes_needed(found: Shape, context: int, dtype: str, part: LayerPart) -> int:
+def bytes_needed(model: Shape, context: int, dtype: str, part: LayerPart) -> int:
     """About what measuring a layer allocates at its peak: weights, and the largest tensors that live together."""
     size = DTYPES[dtype].itemsize
-    if found.mixed:
+    if model.mixed:
         from .layer import mixed_widths
 
-        _, width, active = mixed_widths(found)
-        wide = 4 * active * (width + found.hidden) + 8 * found.hidden
+        _, width, active = mixed_widths(model)
+        wide = 4 * active * (width + model.hidden) + 8 * model.hidden
     else:
-        wide = 3 * found.intermediate
-    rest = part.rows * (wide + 4 * found.hidden + 2 * found.q_heads * found.head_dim) * size
+        wide = 3 * model.intermediate
+    rest = part.rows * (wide + 4 * model.hidden + 2 * model.q_heads * model.head_dim) * size
     # Queries before and after rotation, the output twice, keys and values with the cache's copies of them.
-    heads = context * found.head_dim * (4 * part.q_heads + 6 * part.kv_heads) * size
-    layers = 0 if not part.rows else 2 if found.full_layers < found.layers else 1
-    activations = rest + heads if part.whole(found, context) else max(rest, heads)
-    return layers * layer_weights(found) * size + activations
+    heads = context * model.head_dim * (4 * part.q_heads + 6 * part.kv_heads) * size
+    layers = 0 if not part.rows else 2 if model.full_layers < model.layers else 1
+    activations = rest + heads if part.whole(model, context) else max(rest, heads)
+    return layers * layer_weights(model) * size + activations
 
 
 def check_room(found: Shape, context: int, dtype: str, part: LayerPart, device: Device) -> None:

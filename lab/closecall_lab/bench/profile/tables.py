@@ -54,24 +54,24 @@ def _bound(rest: Sequence[Lap], mine: Sequence[Lap]) -> list[float]:
 def row(cell: Facts, result: Facts, name: str) -> Row:
     """Everything that follows from the laps of one contender and of the baselines it ran beside."""
     laps: dict[str, list[Lap]] = result["laps"]
-    mine, base, dense = laps[name], laps[UNATTACHED], laps[DENSE]
-    found: Row = cell | {"name": name, "seconds": _median(map(wall, mine))}
-    found |= {part: _median(lap[part] for lap in mine) for part in PARTS}
-    found |= {
-        "selection_seconds": _median(map(selection, mine)),
-        "elsewhere_seconds": _median(map(elsewhere, mine)),
-        "attention_share": _ratio(mine, mine, function),
+    own, base, dense = laps[name], laps[UNATTACHED], laps[DENSE]
+    facts: Row = cell | {"name": name, "seconds": _median(map(wall, own))}
+    facts |= {part: _median(lap[part] for lap in own) for part in PARTS}
+    facts |= {
+        "selection_seconds": _median(map(selection, own)),
+        "elsewhere_seconds": _median(map(elsewhere, own)),
+        "attention_share": _ratio(own, own, function),
         "extra_mib": result["extra_mib"].get(name),
     }
     if name == UNATTACHED:
-        return found | {"floor": _ratio(base, base, elsewhere)}
-    bound, dense_bound = _bound(base, mine), _bound(dense, mine)
-    return found | {
-        "over_unattached": _ratio(mine, base),
-        "over_dense": _ratio(mine, dense),
+        return facts | {"floor": _ratio(base, base, elsewhere)}
+    bound, dense_bound = _bound(base, own), _bound(dense, own)
+    return facts | {
+        "over_unattached": _ratio(own, base),
+        "over_dense": _ratio(own, dense),
         "bound_over_unattached": _median(b / wall(x) for b, x in zip(bound, base, strict=True)),
         "bound_over_dense": _median(b / wall(x) for b, x in zip(dense_bound, dense, strict=True)),
-        "over_bound": _median(wall(m) / b for m, b in zip(mine, bound, strict=True)),
+        "over_bound": _median(wall(m) / b for m, b in zip(own, bound, strict=True)),
         **result["kept"].get(name, {}),
     }
 
@@ -177,8 +177,8 @@ def parts(measured: Measured) -> Table:
 
 
 def crossovers(measured: Measured) -> list[tuple[Facts, str, str, Crossover]]:
-    """By type, threads, policy and baseline, where at least two contexts were measured."""
-    found: dict[tuple[str, int, str, str], dict[int, list[float]]] = {}
+    """Finds the crossover of every policy and baseline, by type and threads, that has at least two contexts."""
+    by_policy: dict[tuple[str, int, str, str], dict[int, list[float]]] = {}
     first: dict[tuple[str, int, str, str], Facts] = {}
     for cell, result in measured:
         for name, laps in result["laps"].items():
@@ -188,8 +188,8 @@ def crossovers(measured: Measured) -> list[tuple[Facts, str, str, Crossover]]:
                 key = (cell["dtype"], cell["threads"], name, base)
                 first.setdefault(key, cell)
                 pairs = zip(laps, result["laps"][base], strict=True)
-                found.setdefault(key, {})[cell["context"]] = [wall(a) / wall(b) for a, b in pairs]
-    return [(first[key], key[2], key[3], crossover(ratios)) for key, ratios in found.items() if len(ratios) > 1]
+                by_policy.setdefault(key, {})[cell["context"]] = [wall(a) / wall(b) for a, b in pairs]
+    return [(first[key], key[2], key[3], crossover(ratios)) for key, ratios in by_policy.items() if len(ratios) > 1]
 
 
 def _crossings(found: Sequence[tuple[Facts, str, str, Crossover]], base: str) -> Table:
@@ -218,23 +218,23 @@ def paper(measured: Measured) -> Table | None:
     if model not in PARETO or cell["what"] != "shape":
         return None
     winner, figures = PARETO[model]
-    found = []
+    rows = []
     for cell, result in measured:
-        mine = {name: row(cell, result, name) for name in result["laps"]}
+        by_name = {name: row(cell, result, name) for name in result["laps"]}
         there = figures.get(cell["context"])
-        for name, r in mine.items():
+        for name, r in by_name.items():
             if name in (UNATTACHED, DENSE) or there is None:
                 continue
-            found.append(
+            rows.append(
                 r
                 | {
                     "paper_share": ATTENTION_SHARE[model].get(cell["context"]),
-                    "share": mine[UNATTACHED]["attention_share"],
-                    "dense_share": mine[DENSE]["attention_share"],
+                    "share": by_name[UNATTACHED]["attention_share"],
+                    "dense_share": by_name[DENSE]["attention_share"],
                     "paper_wall": there[1] if name.partition("@")[0] == winner else None,
                 }
             )
-    if not found:
+    if not rows:
         return None
     columns = [
         *_where_columns(),
@@ -249,7 +249,7 @@ def paper(measured: Measured) -> Table | None:
         f"share: attention's part of dense prefill. The paper's figures: {PARETO_WHERE}, on a GPU (its profiled router "
         "is on mean scores, its accuracy that of the winning scorer).",
     ]
-    return Table("Beside the paper", columns, found, notes, KEYS)
+    return Table("Beside the paper", columns, rows, notes, KEYS)
 
 
 def document(paths: Sequence[Path]) -> str:

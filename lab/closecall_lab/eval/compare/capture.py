@@ -36,7 +36,7 @@ MOST_BYTES = 20 * 2**30
 
 
 class CaptureError(OSError):
-    """A layer could not be written: says why, and that what is there is safe."""
+    """Raised if a layer cannot be written: says why, and that finished prompts are safe."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Capture:
         return str(self.manifest["fingerprint"])
 
     def prompts(self) -> list[Prompt]:
-        """The finished ones, by task, context, seed and number."""
+        """Lists the finished prompts, by task, context, seed and number."""
         found = [_read_prompt(path.parent) for path in self.directory.glob("*/prompt.json")]
         return sorted(found, key=lambda p: (p.task, p.context, p.seed, p.number))
 
@@ -219,22 +219,22 @@ def _prefill(subject: Subject, ids: list[int], see: Callable[[int, Call], None])
 
 
 def _bytes_per_token(subject: Subject, layers: Sequence[int] | None, dtype: torch.dtype | None) -> dict[int, int]:
-    """The bytes of every layer to capture, reckoned from what two tokens take."""
-    found: dict[int, int] = {}
+    """Returns the bytes that a token takes in every layer to capture, measured on two tokens."""
+    by_layer: dict[int, int] = {}
 
     def see(layer: int, call: Call) -> None:
         q, k, v = call.seen[:3]
-        found[layer] = sum(x.shape[1] * x.shape[3] * (dtype or x.dtype).itemsize for x in (q, k, v))
+        by_layer[layer] = sum(x.shape[1] * x.shape[3] * (dtype or x.dtype).itemsize for x in (q, k, v))
 
     _prefill(subject, [0, 0], see)
     if layers is None:
-        return found
+        return by_layer
     if not layers:
-        raise ValueError(f"layers is empty: full-attention layers are {sorted(found)}")
+        raise ValueError(f"layers is empty: full-attention layers are {sorted(by_layer)}")
     for layer in layers:
-        if layer not in found:
-            raise ValueError(f"layers: layer {layer} is not there; full-attention layers are {sorted(found)}")
-    return {layer: found[layer] for layer in layers}
+        if layer not in by_layer:
+            raise ValueError(f"layers: layer {layer} is not there; full-attention layers are {sorted(by_layer)}")
+    return {layer: by_layer[layer] for layer in layers}
 
 
 def _check_same(root: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ def _capture_one(subject: Subject, one: _Wanted, layers: list[int], save_as: str
 def save_layer(
     path: Path, qkv: tuple[Tensor, Tensor, Tensor], scale: float, softcap: float, save_as: str | None = None
 ) -> None:
-    """One file, complete or not there."""
+    """Writes one layer's file, whole or not at all."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

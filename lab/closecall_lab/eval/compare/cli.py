@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _drawn(answers: Any) -> dict[str, Any]:
-    """The answers as a picture; none where no policy ran everywhere."""
+    """Draws the answers; nothing if no policy ran everywhere."""
     from .figure import picture
 
     models = len({g.model for g in answers.groups})
@@ -165,7 +165,7 @@ def _drawn(answers: Any) -> dict[str, Any]:
 
 
 def _grid(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
-    """The grid that the options describe; without a model, only its policies and budgets are used."""
+    """Reads the grid from the options; without a model, only its policies and budgets are used."""
     from ..spec import split
     from .ring import RingGrid
 
@@ -185,7 +185,7 @@ def _grid(args: argparse.Namespace, specs: list[Any], asked: bool) -> Any:
 
 
 def _costs(args: argparse.Namespace, grid: Any, capture: Any) -> tuple[list[Any], str]:
-    """Timed on a captured layer where there is one, else on standard normal numbers at the longest context."""
+    """Times selection on a captured layer if there is one, else on standard normal numbers at the longest context."""
     import torch
 
     from ...spine.inputs import qkv

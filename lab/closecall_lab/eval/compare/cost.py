@@ -41,13 +41,13 @@ def costs(
     """Times `select` for every policy, in turn; about `seconds` for each budget. Dense and matched controls choose
     nothing of their own and are left out."""
     threads = torch.get_num_threads()
-    found = []
+    listed = []
     for budget in sorted({b for spec, b in variants if spec.has_budget}):
-        mine = {str(s): s.policy(budget) for s, b in variants if b == budget and s.control != "matched"}
-        grid = next(iter(mine.values()))
+        policies = {str(s): s.policy(budget) for s, b in variants if b == budget and s.control != "matched"}
+        grid = next(iter(policies.values()))
         factor = grid.rule.tile_factor or TopK.tile_factor
         quest = policy(QUEST, budget=budget, tile_factor=factor, block=grid.block, tile=grid.tile)
-        timed = {QUEST: quest} | mine
+        timed = {QUEST: quest} | policies
         contenders = [
             Contender.of(name, functools.partial(select, q, k, made, scale=scale), threads)
             for name, made in timed.items()
@@ -58,5 +58,5 @@ def costs(
             assert ratio is not None
             tile_budget = made.rule.tile_budget
             times = (1e3 * samples.median(name), ratio)
-            found.append(Cost(name, budget, tile_budget, vectors_per_block(made), *times))
-    return found
+            listed.append(Cost(name, budget, tile_budget, vectors_per_block(made), *times))
+    return listed

@@ -23,7 +23,7 @@ LETTER = 0.068  # inches of a row's name for each letter
 
 
 def picture(tallies: Sequence[Tally], models: int) -> Figure:
-    """Contexts down, tasks across, a row for each policy, those that read least on top."""
+    """Draws contexts down and tasks across, with a row for each policy, those that read least on top."""
     contexts = list(dict.fromkeys(t.context for t in tallies))
     tasks = list(dict.fromkeys(task for t in tallies for task in t.accuracy))
     listed = {c: sorted((t for t in tallies if t.context == c), key=lambda t: t.effective_budget) for c in contexts}

@@ -55,7 +55,7 @@ class Quality:
 
     @property
     def gold(self) -> float | None:
-        """What a gold hit is worth: the share of the mass on gold blocks that is kept. None where there is none."""
+        """The share of the mass on gold blocks that is kept; None if there is no such mass."""
         return share(self.gold_kept, self.gold_there)
 
 
@@ -65,7 +65,7 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found, and of what."""
+    """A quality, and the policy, prompt and layer it is of."""
 
     task: str
     context: int
@@ -82,7 +82,7 @@ class Row:
 
 
 def dense_of(layer: CapturedLayer) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp over all keys."""
+    """Attends to all keys: output and log-sum-exp."""
     return attention(layer.q, layer.k, layer.v, "dense", scale=layer.scale, softcap=layer.softcap, return_lse=True)
 
 
@@ -98,7 +98,7 @@ def block_masses(layer: CapturedLayer, row: int, blocks: Sequence[int], block: i
 
 
 def judge(layer: CapturedLayer, policy: Policy, asked: Sequence[Asked], dense: tuple[Tensor, Tensor]) -> Quality:
-    """The policy on one layer, given what `dense_of` found."""
+    """Judges a policy on one layer, beside what `dense_of` returned for it."""
     whole, whole_lse = dense
     kept = select(layer.q, layer.k, policy, scale=layer.scale)
     out, lse = attend(layer.q, layer.k, layer.v, kept, scale=layer.scale, softcap=layer.softcap, return_lse=True)
@@ -108,12 +108,12 @@ def judge(layer: CapturedLayer, policy: Policy, asked: Sequence[Asked], dense: t
     gold_kept = gold_there = 0.0
     for one in asked:
         held = kept.kv_idx[0, :, one.row // policy.tile]  # [H, width]; the sentinel is no block
-        found = {block: (held == block).any(-1) for block in one.blocks(policy.block)}
-        hits += [found[block] for block in one.blocks(policy.block)]
-        if found:  # mass counts once, however many spans share the block
-            there = block_masses(layer, one.row, list(found), policy.block)
+        kept_by_head = {block: (held == block).any(-1) for block in one.blocks(policy.block)}
+        hits += [kept_by_head[block] for block in one.blocks(policy.block)]
+        if kept_by_head:  # mass counts once, however many spans share the block
+            there = block_masses(layer, one.row, list(kept_by_head), policy.block)
             gold_there += float(there.sum())
-            gold_kept += float(there.where(torch.stack(list(found.values()), 1), 0.0).sum())
+            gold_kept += float(there.where(torch.stack(list(kept_by_head.values()), 1), 0.0).sum())
     heads = torch.stack(hits).float() if hits else None
     return Quality(
         mass=float(mass.mean()),
@@ -162,7 +162,7 @@ class Findings:
 
 
 def key_of(capture: Capture, prompt: Prompt, layer: int, policy: Policy) -> str:
-    """All that a quality depends on."""
+    """Writes all that a quality depends on as one key."""
     parts = [SEMANTICS, FORMAT, MEASURED, capture.fingerprint, capture.manifest["saved_as"], prompt.example, layer]
     return hashlib.sha256(json.dumps([*parts, policy.to_json()]).encode()).hexdigest()
 
@@ -175,7 +175,7 @@ def judge_all(
     findings: Findings,
     say: Callable[[str], None] = print,
 ) -> list[Row]:
-    """Every policy on every layer of the part's prompts. A matched control follows its router, prompt by prompt."""
+    """Judges every policy on every layer of the part's prompts; a matched control follows its router."""
     prompts = [p for p in capture.prompts() if belongs(p.number, part)]
     if not prompts:
         raise ValueError(f"{capture.directory} has no prompts of the {part} part: capture more examples (--n)")
@@ -207,7 +207,7 @@ def _on_layer(policy: Policy, number: int) -> Policy:
 
 
 def _judge(capture: Capture, prompt: Prompt, policies: dict[Variant, Policy], findings: Findings) -> Iterator[Row]:
-    """CapturedLayer by layer, so that each is read, and attended to densely, once for all policies."""
+    """Goes layer by layer, so that each is read, and attended to densely, once for all policies."""
     for number in prompt.layers:
         keys = {variant: key_of(capture, prompt, number, policy) for variant, policy in policies.items()}
         if any(findings.get(key) is None for key in keys.values()):

@@ -133,11 +133,11 @@ _OF_ALL = "of all: the layer's part of the mass on gold blocks over all layers. 
 
 
 def layer_tables(captured: Captured) -> list[Table]:
-    """For every budget and measure, layers down and policies across."""
+    """Makes a table for every budget and measure: layers down, policies across."""
     by_layer = {layer: captured.scores(layer=layer) for layer in captured.layers}
     there = {layer: next((s.gold_there for s in scores), None) for layer, scores in by_layer.items()}
     whole = sum(x for x in there.values() if x)
-    found = []
+    tables = []
     for budget in sorted({s.budget for scores in by_layer.values() for s in scores if s.budget}):
         names = list(dict.fromkeys(s.policy for s in by_layer[captured.layers[0]] if s.budget == budget))
         for title, measure, spec in _BY_LAYER:
@@ -152,17 +152,17 @@ def layer_tables(captured: Captured) -> list[Table]:
                 columns.append(Column("of all", lambda r: (there[r["layer"]] or 0.0) / whole, ".1%"))
             columns += [Column(name, lambda r, name=name: r[name], spec) for name in names]  # type: ignore[misc]
             notes = (_OF_ALL,) if measure == "gold" else ()
-            found.append(Table(f"{title} by layer, budget {budget}", columns, rows, notes))
-    return found
+            tables.append(Table(f"{title} by layer, budget {budget}", columns, rows, notes))
+    return tables
 
 
 def captured_tables(captured: Captured, what: str) -> list[Table]:
     title = f"{what}: {captured.prompts} prompts, {len(captured.layers)} layers"
-    found = [score_table(captured.scores(), title), bout_table(captured.bouts[None], "Between policies, all texts")]
+    tables = [score_table(captured.scores(), title), bout_table(captured.bouts[None], "Between policies, all texts")]
     for task in captured.tasks if len(captured.tasks) > 1 else ():
-        found.append(score_table(captured.scores(task=task), f"Captured prompts of {task}"))
-        found.append(bout_table(captured.bouts[task], f"Between policies on {task}"))
-    return [table for table in found if table.rows]
+        tables.append(score_table(captured.scores(task=task), f"Captured prompts of {task}"))
+        tables.append(bout_table(captured.bouts[task], f"Between policies on {task}"))
+    return [table for table in tables if table.rows]
 
 
 def tally_table(tallies: Sequence[Tally], title: str) -> Table:
@@ -178,22 +178,22 @@ def tally_table(tallies: Sequence[Tally], title: str) -> Table:
 
 
 def answer_tables(answers: Answers, part: str) -> list[Table]:
-    found = []
+    tables = []
     for context in dict.fromkeys(t.context for t in answers.tallies) if len(answers.groups) > 1 else ():
         mine = [t for t in answers.tallies if t.context == context]
         models = len({g.model for g in answers.groups})
         title = where(f"All {models} models" if models > 1 else "All tasks", context).rstrip(",") + f", the {part} part"
-        found.append(tally_table(mine, title))
+        tables.append(tally_table(mine, title))
     for group, duels in zip(answers.groups, answers.duels, strict=True):
-        found.append(line_table(group, answers.names[group.model], part))
-        found.append(
+        tables.append(line_table(group, answers.names[group.model], part))
+        tables.append(
             duel_table(duels, f"Between policies: {where(group.task, group.context)} on {answers.names[group.model]}")
         )
     for (task, context), duels in answers.over_models.items():
-        found.append(duel_table(duels, f"Between policies, all models: {where(task, context)}"))
+        tables.append(duel_table(duels, f"Between policies, all models: {where(task, context)}"))
     if answers.overall:
-        found.append(duel_table(answers.overall, "Between policies, all of the above"))
-    return [table for table in found if table.rows]
+        tables.append(duel_table(answers.overall, "Between policies, all of the above"))
+    return [table for table in tables if table.rows]
 
 
 def as_json(settings: dict[str, Any], answers: Answers | None, captured: Captured | None, costs: Sequence[Cost]) -> str:
@@ -237,7 +237,7 @@ def _plain(found: Any) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: null."""
+    """Replaces NaN and infinities, which JSON does not have, by null."""
     if isinstance(value, dict):
         return {key: _finite(x) for key, x in value.items()}
     if isinstance(value, list):

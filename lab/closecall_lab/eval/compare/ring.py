@@ -45,7 +45,7 @@ class RingGrid(Grid):
 
 
 def entrants(policies: Sequence[Spec], against: Sequence[Spec]) -> list[Spec]:
-    """All that has to run: every router brings the control that spends as much as it did."""
+    """Lists all policies to run: every router brings the control that spends as much as it did."""
     listed = [*policies, *against]
     listed += [dataclasses.replace(s, control="matched") for s in listed if s.router and not s.control]
     return list(dict.fromkeys(listed))
@@ -53,7 +53,7 @@ def entrants(policies: Sequence[Spec], against: Sequence[Spec]) -> list[Spec]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a policy was measured to keep, over what its rival kept: in all, and on the examples at either end."""
+    """How much a policy kept relative to its rival: over all examples, and on the two extreme ones."""
 
     mean: float
     least: float
@@ -104,7 +104,7 @@ Pair = tuple[str, str, int]  # policy, against, budget
 def pairs(variants: Sequence[Variant], against: Sequence[str]) -> list[Pair]:
     """Every policy against every baseline at the same budget, and every router against its matched control."""
     there = set(variants)
-    found = [
+    listed = [
         (policy, rival, budget)
         for policy, budget in variants
         for rival in against
@@ -114,8 +114,8 @@ def pairs(variants: Sequence[Variant], against: Sequence[str]) -> list[Pair]:
         spec = Spec.parse(policy)
         rival = str(dataclasses.replace(spec, control="matched"))
         if spec.router and not spec.control and (rival, budget) in there:
-            found.append((policy, rival, budget))
-    return list(dict.fromkeys(found))
+            listed.append((policy, rival, budget))
+    return list(dict.fromkeys(listed))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Answers:
     @cached_property
     def tallies(self) -> list[Tally]:
         """A tally for every policy that ran everywhere at its context, in the order in which policies entered."""
-        found = []
+        listed = []
         for context in dict.fromkeys(g.context for g in self.groups):
             here = [g for g in self.groups if g.context == context]
             for variant in here[0].rows:
@@ -159,8 +159,8 @@ class Answers:
                     correct.setdefault(g.task, []).extend(g.correct(variant))
                 kept = _budgets(here, variant)
                 accuracy = {task: statistics.wilson(answers) for task, answers in correct.items()}
-                found.append(Tally(*variant, context, sum(kept) / len(kept), accuracy))
-        return found
+                listed.append(Tally(*variant, context, sum(kept) / len(kept), accuracy))
+        return listed
 
     @cached_property
     def over_models(self) -> dict[tuple[str, int], list[Duel]]:
@@ -172,7 +172,7 @@ class Answers:
 
     @cached_property
     def overall(self) -> list[Duel]:
-        """Over all models, tasks and contexts; empty where there is only one group."""
+        """The duels over all models, tasks and contexts; empty if there is only one group."""
         if len(self.groups) < 2:
             return []
         return duels(self.groups, self.against)
@@ -183,14 +183,14 @@ def answers(grid: RingGrid, store: Store, against: Sequence[Spec], *, jobs: int 
     models = runner.run(grid, store, jobs=jobs)
     wanted = {(str(spec), budget) for spec, budget in grid.variants}
     last = numbers(grid.part, grid.n)[-1]
-    found: list[Group] = []
+    parts: list[Group] = []
     for model in models:
         for task, context in grid.places:
             where = {"model": model, "task": task, "context": context, "seed": grid.seed}
             groups = summary.groups(store, variants=wanted, n=last + 1, **where)
-            found += [_part_of(group, grid.part) for group in groups]
+            parts += [_part_of(group, grid.part) for group in groups]
     names = {fingerprint: str(facts["name"]) for fingerprint, facts in store.models().items()}
-    return Answers([g for g in found if g.rows], names, [str(s) for s in against])
+    return Answers([g for g in parts if g.rows], names, [str(s) for s in against])
 
 
 def _part_of(group: Group, part: str) -> Group:
@@ -199,7 +199,7 @@ def _part_of(group: Group, part: str) -> Group:
 
 
 def duels(groups: Sequence[Group], against: Sequence[str]) -> list[Duel]:
-    """All pairs on all these groups as one family of tests; contexts are drawn and flipped whole."""
+    """Tests all pairs on all these groups as one Holm family; contexts are drawn and flipped whole."""
     common = [v for v in groups[0].rows if all(v in g.rows for g in groups)]
     listed = pairs(common, against)
     spent = {(a, b, k): Spent.of(_budgets(groups, (a, k)), _budgets(groups, (b, k))) for a, b, k in listed}
@@ -276,7 +276,7 @@ class Bout:
 
 @dataclass(frozen=True)
 class Captured:
-    """What was found on captured layers, and the questions that can be asked of it."""
+    """Qualities on captured layers, and the comparisons they allow."""
 
     rows: list[Row]
     against: list[str]
@@ -302,16 +302,16 @@ class Captured:
 
     def scores(self, *, task: str | None = None, layer: int | None = None) -> list[Score]:
         """The qualities of every policy and budget, over all prompts and layers or those of one task or layer."""
-        found = []
+        listed = []
         for (policy, budget), rows in self._by.items():
-            mine = [r for r in rows if task in (None, r.task) and layer in (None, r.layer)]
-            if mine:
-                budgets = [r.quality.effective_budget for r in mine]
-                means = {name: _mean([read(r) for r in mine]) for name, read in MEASURES.items()}
-                kept, there = _gold(mine)
+            here = [r for r in rows if task in (None, r.task) and layer in (None, r.layer)]
+            if here:
+                budgets = [r.quality.effective_budget for r in here]
+                means = {name: _mean([read(r) for r in here]) for name, read in MEASURES.items()}
+                kept, there = _gold(here)
                 gold = {"gold": share(kept, there), "gold_kept": kept, "gold_there": there}
-                found.append(Score(policy, budget, sum(budgets) / len(budgets), **means, **gold))
-        return sorted(found, key=lambda s: s.budget)
+                listed.append(Score(policy, budget, sum(budgets) / len(budgets), **means, **gold))
+        return sorted(listed, key=lambda s: s.budget)
 
     @cached_property
     def bouts(self) -> dict[str | None, list[Bout]]:
@@ -319,16 +319,16 @@ class Captured:
         return {task: self._bouts(task) for task in (None, *self.tasks)}
 
     def _bouts(self, task: str | None) -> list[Bout]:
-        """One Holm family."""
+        """Tests every pair on these rows, Holm-corrected as one family."""
         by = {v: [r for r in rows if task in (None, r.task)] for v, rows in self._by.items()}
-        found = [_bout(p, by[p[0], p[2]], by[p[1], p[2]]) for p in pairs(list(by), self.against)]
+        bouts = [_bout(p, by[p[0], p[2]], by[p[1], p[2]]) for p in pairs(list(by), self.against)]
         for name in ("p", "p_hit", "p_gold"):
-            tested = [i for i, b in enumerate(found) if b.spent.fair and getattr(b, name) is not None]
-            corrected = statistics.holm([getattr(found[i], name) for i in tested])
+            tested = [i for i, b in enumerate(bouts) if b.spent.fair and getattr(b, name) is not None]
+            corrected = statistics.holm([getattr(bouts[i], name) for i in tested])
             for i, p in zip(tested, corrected, strict=True):
                 change: dict[str, Any] = {name: p}
-                found[i] = dataclasses.replace(found[i], **change)
-        return found
+                bouts[i] = dataclasses.replace(bouts[i], **change)
+        return bouts
 
 
 def _gold(rows: Sequence[Row]) -> tuple[float | None, float | None]:
@@ -345,17 +345,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _per_prompt(rows: Sequence[Row], read: Callable[[Row], float | None]) -> dict[Hashable, float]:
-    """Means over layers."""
-    found: dict[Hashable, list[float]] = {}
+    """Averages a measure over layers, prompt by prompt."""
+    by_prompt: dict[Hashable, list[float]] = {}
     for row in rows:
         value = read(row)
         if value is not None:
-            found.setdefault(row.prompt, []).append(value)
-    return {prompt: sum(values) / len(values) for prompt, values in found.items()}
+            by_prompt.setdefault(row.prompt, []).append(value)
+    return {prompt: sum(values) / len(values) for prompt, values in by_prompt.items()}
 
 
 def _gold_per_prompt(rows: Sequence[Row]) -> dict[Hashable, float]:
-    """Over layers the shares' parts add up, so that a layer counts for as much as it looks at gold."""
+    """Returns the kept share of gold mass by prompt; a layer counts by how much mass it has on gold."""
     found: dict[Hashable, list[Row]] = {}
     for row in rows:
         found.setdefault(row.prompt, []).append(row)
@@ -363,22 +363,22 @@ def _gold_per_prompt(rows: Sequence[Row]) -> dict[Hashable, float]:
     return {prompt: value for prompt, value in shares.items() if value is not None}
 
 
-def _difference(found: Sequence[dict[Hashable, float]], prompts: Sequence[Hashable]) -> tuple[float, float] | None:
+def _difference(both: Sequence[dict[Hashable, float]], prompts: Sequence[Hashable]) -> tuple[float, float] | None:
     """The difference between two policies' means and its p-value, over the prompts that have the measure, if any."""
-    asked = [p for p in prompts if p in found[1]]
+    asked = [p for p in prompts if p in both[1]]
     if not asked:
         return None
-    x, y = ([values[p] for p in asked] for values in found)
+    x, y = ([values[p] for p in asked] for values in both)
     return sum(x) / len(x) - sum(y) / len(y), statistics.cluster_test(x, y, asked)
 
 
-def _bout(pair: Pair, mine: Sequence[Row], theirs: Sequence[Row]) -> Bout:
-    budgets = [_per_prompt(rows, lambda r: r.quality.effective_budget) for rows in (mine, theirs)]
+def _bout(pair: Pair, own: Sequence[Row], theirs: Sequence[Row]) -> Bout:
+    budgets = [_per_prompt(rows, lambda r: r.quality.effective_budget) for rows in (own, theirs)]
     prompts = sorted(budgets[1], key=repr)
-    errors = [_per_prompt(rows, MEASURES["error"]) for rows in (mine, theirs)]
+    errors = [_per_prompt(rows, MEASURES["error"]) for rows in (own, theirs)]
     a, b = ([e[p] for p in prompts] for e in errors)
-    hit = _difference([_per_prompt(rows, MEASURES["hit"]) for rows in (mine, theirs)], prompts)
-    gold = _difference([_gold_per_prompt(rows) for rows in (mine, theirs)], prompts)
+    hit = _difference([_per_prompt(rows, MEASURES["hit"]) for rows in (own, theirs)], prompts)
+    gold = _difference([_gold_per_prompt(rows) for rows in (own, theirs)], prompts)
     return Bout(
         *pair,
         spent=Spent.of(*([b[p] for p in prompts] for b in budgets)),
