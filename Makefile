@@ -77,7 +77,7 @@ include research/results.mk
 
 DRAWN  := attention selection invariance nonfinite rules geometry policy certify
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time (an hour)
-	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lab/theory tests/lib/triton/test_kernels.py
+	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lab/theory tests/lib/triton/test_kernels.py tests/lib/triton/test_gpu_scorers.py
 
 sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	$(SAY) "Building the native code with sanitizers into build/sanitize"

@@ -24,3 +24,9 @@ def processes_like_this_one() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     os.environ["OMP_NUM_THREADS"] = "1"
     assert sys.executable
+
+
+@pytest.fixture
+def any_lm_eval_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes every lm-eval task for known: reading lm-eval's own index takes ten seconds (test_harness.py does it)."""
+    monkeypatch.setattr("closecall_lab.eval.harness.LmEval.check", lambda self: None)

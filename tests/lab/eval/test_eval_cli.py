@@ -139,6 +139,7 @@ def test_progress_tells_accuracy_and_time_left() -> None:
     assert shown(io.StringIO(), {}).line() == "tiny: 0/20 runs"
 
 
+@pytest.mark.usefixtures("any_lm_eval_task")
 def test_progress_with_documents_of_their_own_lengths() -> None:
     grid = Grid(("m",), ("niah-single", "lm-eval:arc_easy"), (1000, 2000), (Spec("dense"),), (8,), 5)
     bar = progress.Progress(grid, "tiny", out=io.StringIO())

@@ -114,6 +114,7 @@ def test_work_goes_example_by_example() -> None:
     ]
 
 
+@pytest.mark.usefixtures("any_lm_eval_task")
 def test_tasks_of_lm_eval_have_no_contexts() -> None:
     grid = Grid(**PLAIN | {"contexts": (1024, 2048), "tasks": ("lm-eval:arc_easy", "niah-single"), "n": 2})
     assert grid.places == [("niah-single", 1024), ("niah-single", 2048), ("lm-eval:arc_easy", 0)]

@@ -33,9 +33,9 @@ AT_8K = {
 }
 
 
-@pytest.fixture
-def found(tmp_path: Path) -> Gathered:
-    with Store(tmp_path / "s.db") as store:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
+    with Store(tmp_path_factory.mktemp("standings") / "s.db") as store:
         store.add_model("a" * 64, "tiny", {})
         for context, listed in ((4096, AT_4K), (8192, AT_8K)):
             for (policy, budget), answers in listed.items():

@@ -17,6 +17,7 @@ import transformers
 
 import closecall
 import families
+from closecall.certify import certificate
 from closecall.hf import attach as attaching
 from closecall.hf import forward
 from closecall.hf import handle as handles
@@ -370,6 +371,24 @@ def test_certificates_of_a_sample_of_tiles(model: Any) -> None:
         assert handle._attached[0].stats.rows == (4 * int(expected.real.sum()) if expected else 4 * (7 * 16 + 6))
         if expected is not None:
             assert handle.stats()[0]["certified"] == pytest.approx(expected.certified(0.5), abs=1e-9)
+
+
+def test_certifying_takes_no_more_proofs_for_a_longer_prompt(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default at most 8 tiles of a call are proved, whatever its length: 30 layers stay seconds, not minutes."""
+    proofs = []
+    prove = certificate._certify_rows
+    monkeypatch.setattr(certificate, "_certify_rows", lambda *args: (proofs.append(1), prove(*args))[1])
+    counts = {}
+    for tiles in (handles.CERTIFIED_TILES, None):
+        for length in (310, 620):
+            proofs.clear()
+            with closecall.attach(model, OTHER) as handle:
+                handle.certify(0.5, tiles=tiles)
+                model(tokens(1, length))
+            counts[tiles, length] = len(proofs)
+    per_tile = len(handle.stats()) * model.config.num_key_value_heads
+    assert 0 < counts[8, 310] <= counts[8, 620] <= 8 * per_tile
+    assert counts[None, 620] > max(2 * counts[8, 620], 1.8 * counts[None, 310])  # all tiles that were cut
 
 
 def test_selections_are_those_of_the_operator(model: Any, ran: list[tuple[Any, Ran]]) -> None:
