@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from closecall_lab.eval import statistics
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
@@ -41,3 +43,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return path
 
     return make
+
+
+@pytest.fixture
+def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws fewer bootstrap samples, for tests that print intervals and do not look at them."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 999)

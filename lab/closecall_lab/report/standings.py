@@ -80,30 +80,19 @@ def counted(found: Sequence[Bout]) -> Table:
     for bout in found:
         together.setdefault((bout.setting.model, str(bout.finding.spec), bout.rival), []).append(bout)
     raw = [_over_all(listed) for listed in together.values()]
-    rows: list[dict[str, Any]] = [
-        {
-            "model": model,
-            "policy": policy,
-            "against": listed[0].against,
-            "cells": len(listed),
-            "better": sum(b.verdict == "better" for b in listed),
-            "worse": sum(b.verdict == "worse" for b in listed),
-            "wins": sum(b.test.wins for b in listed),
-            "losses": sum(b.test.losses for b in listed),
-            "p": p,
-            "holm": holm,
-        }
-        for ((model, policy, _), listed), p, holm in zip(together.items(), raw, statistics.holm(raw), strict=True)
+    rows = [
+        {"bouts": listed, "first": listed[0], "p": p, "holm": holm}
+        for listed, p, holm in zip(together.values(), raw, statistics.holm(raw), strict=True)
     ]
     columns = (
-        Column("model", left=True),
-        Column("policy", left=True),
-        Column("against", left=True),
-        Column("cells"),
-        Column("better in", "better"),
-        Column("worse in", "worse"),
-        Column("only policy", "wins"),
-        Column("only other", "losses"),
+        Column("model", "first.setting.model", left=True),
+        Column("policy", "first.finding.spec", left=True),
+        Column("against", "first.against", left=True),
+        Column("cells", lambda r: len(r["bouts"])),
+        Column("better in", lambda r: sum(b.verdict == "better" for b in r["bouts"])),
+        Column("worse in", lambda r: sum(b.verdict == "worse" for b in r["bouts"])),
+        Column("only policy", lambda r: sum(b.test.wins for b in r["bouts"])),
+        Column("only other", lambda r: sum(b.test.losses for b in r["bouts"])),
         Column("p over all", lambda r: p_text(r["p"])),
         Column("Holm", lambda r: p_text(r["holm"])),
     )

@@ -103,28 +103,18 @@ def _not_numbers(f: ScorerDiagnosis) -> str:
 
 
 def triggers_table(f: ScorerDiagnosis) -> Table:
-    rows: list[dict[str, Any]] = [
-        {
-            "trigger": t.name,
-            "expands": "tiles" if t.name in BY_TILE else "cells",
-            "fired": t.regret.fired,
-            "avoided": f"{t.regret.avoided:.4f} ± {t.regret.avoided_error:.4f}",
-            "regret": f"{max(t.regret.low, 0.0):.4f} to {t.regret.high:.4f} ± {t.regret.error:.4f}",
-            "regained": t.regained,
-            "share": t.regained / t.best if t.best > 0 else None,
-            "gold": _known(t.gold_lost),
-        }
-        for t in f.triggers
-    ]
     columns = [
-        Column("trigger", left=True),
-        Column("expands", left=True),
-        Column("fired", spec=".1%"),
-        Column("errors avoided", "avoided"),
-        Column("regret (Monte Carlo)", "regret"),
+        Column("trigger", "name", left=True),
+        Column("expands", lambda t: "tiles" if t.name in BY_TILE else "cells", left=True),
+        Column("fired", "regret.fired", ".1%"),
+        Column("errors avoided", lambda t: f"{t.regret.avoided:.4f} ± {t.regret.avoided_error:.4f}"),
+        Column(
+            "regret (Monte Carlo)",
+            lambda t: f"{max(t.regret.low, 0.0):.4f} to {t.regret.high:.4f} ± {t.regret.error:.4f}",
+        ),
         Column("mass regained", "regained", ".5f"),
-        Column("of the best", "share", ".0%"),
-        Column("gold lost", "gold", ".1%"),
+        Column("of the best", lambda t: t.regained / t.best if t.best > 0 else None, ".0%"),
+        Column("gold lost", lambda t: _known(t.gold_lost), ".1%"),
     ]
     calibrated = any(t.name == "calibrated" for t in f.triggers)
     notes = [
@@ -135,7 +125,7 @@ def triggers_table(f: ScorerDiagnosis) -> Table:
         "gold lost: of the (head, tile) cells where something is asked, those that lack a gold block",
         *(["calibrated: thresholds by layer, from the other prompts"] if calibrated else []),
     ]
-    return Table(f"Triggers on {f.scorer}", columns, rows, notes)
+    return Table(f"Triggers on {f.scorer}", columns, f.triggers, notes)
 
 
 def layers_table(f: ScorerDiagnosis) -> Table:
@@ -219,24 +209,13 @@ def _asked(f: ScorerDiagnosis) -> list[str]:
 
 
 def signals_table(f: ScorerDiagnosis) -> Table:
-    rows: list[dict[str, Any]] = [
-        {
-            "signal": s.name,
-            "what": SIGNALS[s.name],
-            "regained": _shown(s.regained),
-            "lost": _shown(s.lost),
-            "cells": _shown(s.cells),
-            "gold": _known(s.gold),
-        }
-        for s in f.signals
-    ]
     columns = [
-        Column("signal", left=True),
-        Column("what it ranks by", "what", left=True),
-        Column("regained"),
-        Column("lost"),
-        Column("regained, by cell", "cells"),
-        Column("gold lost, AUC", "gold", ".2f"),
+        Column("signal", "name", left=True),
+        Column("what it ranks by", lambda s: SIGNALS[s.name], left=True),
+        Column("regained", lambda s: _shown(s.regained)),
+        Column("lost", lambda s: _shown(s.lost)),
+        Column("regained, by cell", lambda s: _shown(s.cells)),
+        Column("gold lost, AUC", lambda s: _known(s.gold), ".2f"),
     ]
     notes = [
         verdict(f),
@@ -246,7 +225,7 @@ def signals_table(f: ScorerDiagnosis) -> Table:
         f"{', '.join(FREE)} are read off the ranked scores of a tile; mass and mass-gain take one exponential more for "
         "every row and block, and the forced blocks' logits",
     ]
-    return Table(f"Which signal predicts the loss, {f.scorer}", columns, rows, notes)
+    return Table(f"Which signal predicts the loss, {f.scorer}", columns, f.signals, notes)
 
 
 def tables(findings: Sequence[ScorerDiagnosis]) -> list[Table]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from closecall_lab.eval import statistics
 from closecall_lab.eval.compare.capture import Capture, capture
 from closecall_lab.eval.subject import Subject
 
@@ -35,9 +34,8 @@ def captured(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Capt
 
 
 @pytest.fixture(autouse=True)
-def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals need not be smooth here; tests over up to nine contexts stay exact."""
-    monkeypatch.setattr(statistics, "RESAMPLES", 999)
+def _fewer_draws(fewer_draws: None) -> None:
+    """Tests over up to nine contexts stay exact."""
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,6 +25,8 @@ from closecall_lab.eval.subject import Subject
 from closecall_lab.tasks import Example, Question
 from closecall_lab.tasks.example import encode_ask, encode_example
 
+pytestmark = pytest.mark.usefixtures("fewer_draws")
+
 POLICIES = {
     "dense": closecall.policy("dense"),
     "topk": closecall.policy("topk", budget=5, tile_factor=1),

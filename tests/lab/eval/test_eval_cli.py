@@ -20,6 +20,8 @@ from closecall_lab.eval.grid import Grid
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 
+pytestmark = pytest.mark.usefixtures("fewer_draws")
+
 
 def test_a_grid_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "results.db", tmp_path / "results.json"

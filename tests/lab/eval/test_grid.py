@@ -20,6 +20,8 @@ from closecall_lab.eval.spec import DEFAULT, Spec, split, with_controls
 from closecall_lab.eval.store import Store
 from closecall_lab.report.gather import gather
 
+pytestmark = pytest.mark.usefixtures("fewer_draws")
+
 PLAIN: dict[str, Any] = {
     "models": ("m",),
     "tasks": ("niah-single",),

@@ -20,6 +20,8 @@ from closecall_lab.eval.matched import TOLERANCE
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 
+pytestmark = pytest.mark.usefixtures("fewer_draws")
+
 CELLS = 2 * 2 * 2 * 6
 
 
