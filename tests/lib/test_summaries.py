@@ -102,6 +102,9 @@ def test_attention_uses_them_too() -> None:
         now = q[:, :, start:end], k[:, :, :end], v[:, :, :end]
         assert torch.equal(closecall.attention(*now, POLICY, summaries=summaries), closecall.attention(*now, POLICY))
         assert summaries.reused == start // 8
+    shared = POLICY.replace(share="group")  # who decides is no business of theirs
+    assert torch.equal(closecall.attention(*now, shared, summaries=summaries), closecall.attention(*now, shared))
+    assert summaries.reused == 200 // 8
     closecall.attention(q, k, v, "dense", summaries=summaries)
     assert summaries.reused == 0  # nothing was looked at
     assert summaries.n_keys == 200

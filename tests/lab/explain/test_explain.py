@@ -100,6 +100,18 @@ def test_the_ranking_ends_where_the_selection_does(calls: dict[int, Call]) -> No
             assert int(mask[0, h, t].sum()) == int(free[0, h, t] + ranked.forced[0, t])
 
 
+def test_heads_that_share_are_shown_one_by_one(calls: dict[int, Call]) -> None:
+    """One ranking of a KV head is that of each of its query heads."""
+    policy = closecall.policy("auto", budget=BUDGET, share="group")
+    seen = calls[min(calls)].seen
+    ranked = look.rank_all(seen.q, seen.k, policy, seen.geometry, 0.1)
+    group = seen.q.shape[1] // seen.k.shape[1]
+    assert group > 1
+    assert ranked.order.shape[1] == ranked.scores.shape[1] == seen.q.shape[1]
+    assert np.array_equal(ranked.order[:, ::group], ranked.order[:, group - 1 :: group])
+    assert not np.array_equal(ranked.order[:, 0], ranked.order[:, -1])
+
+
 def test_margins_and_losses_are_those_of_the_operator(one: Explanation, calls: dict[int, Call]) -> None:
     for layer in one.gathered.runs[0].layers:
         call = calls[layer.layer]

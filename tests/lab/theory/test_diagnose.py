@@ -170,6 +170,8 @@ def test_what_cannot_be_diagnosed() -> None:
         next(measure(q, k, [closecall.policy("topk")], scale=1.0))
     with pytest.raises(ValueError, match="pool = 8: noise is told from the scores of single rows"):
         next(measure(q, k, [closecall.policy("router", pool=8)], scale=1.0))
+    with pytest.raises(ValueError, match="share = 'group': noise is told from the scores of single heads"):
+        next(measure(q, k, [closecall.policy("router", share="group")], scale=1.0))
     Study("probe", "probe-needle", 8449)
 
 
@@ -503,6 +505,9 @@ def test_a_context_within_the_budget_cannot_be_calibrated(subject: Subject) -> N
         calibrate(subject, "probe-scattered", [2048], closecall.policy("router"), log=lambda _: None)
     with pytest.raises(ValueError, match="calibrate a router"):
         calibrate(subject, "probe-scattered", [2048], closecall.policy("quest"), log=lambda _: None)
+    shared = closecall.policy("router", share="group")
+    with pytest.raises(ValueError, match=r"share = 'group': .* calibrate one threshold a layer"):
+        calibrate(subject, "probe-scattered", [8192], shared, per_head=True, log=lambda _: None)
 
 
 def test_findings_are_one_for_each_scorer(tmp_path: Path) -> None:

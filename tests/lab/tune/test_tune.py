@@ -136,6 +136,7 @@ def test_from_text_to_a_policy_that_attaches(
     ("options", "message"),
     [
         (["--policy", "dense"], "ranks nothing"),
+        (["--policy", "auto:share=group"], "tune fits a budget for each query head"),
         (["--mean", "-1"], "above 0"),
         (["--context", "32k"], "two pieces of 32768 tokens"),
     ],

@@ -22,6 +22,7 @@ POLICIES = {
     "per-cell": closecall.policy(
         "router", block=16, tile=16, budget=5, tile_factor=1, rho=1.4, q=0.3, trigger="per-cell"
     ),
+    "shared": closecall.policy("router-on-quest", block=16, tile=16, budget=5, tile_factor=1, rho=1.4, share="group"),
 }
 
 
