@@ -77,11 +77,15 @@ def _rule(rule: Rule) -> Rule:
     )
 
 
-def protected(rule: Rule, from_end: Tensor, sequence: Tensor) -> Tensor:
+def protected_tiles(rule: Rule) -> int:
+    """How many last tiles of a prompt a chunk-proof rule protects."""
+    return rule.tiles if isinstance(rule, LastTile) else 0
+
+
+def protected(tiles: int, from_end: Tensor, sequence: Tensor) -> Tensor:
     """int64 `[1, T]`: the sequence ids that a chunk-proof rule is told.
 
     Rules protect the last tiles of every sequence they are told of. So the tiles that are the prompt's last ones keep
     their sequence's id, and all others have none (-1), like tiles that do not exist.
     """
-    tiles = rule.tiles if isinstance(rule, LastTile) else 0
     return sequence.where(from_end < tiles, -1)

@@ -2,24 +2,27 @@
 
 What `closecall.attention` is to tensors, `paged.attention` is to an engine's cache: any mix of whole prompts, chunks of
 prompts and decoding steps in one call, keys and values read where they lie, in any strides. On CPU the result equals
-the contiguous operator's bit for bit, and does not depend on how prompts were cut (see `closecall.chunks`).
+the contiguous operator's bit for bit, and does not depend on how prompts were cut (see `closecall.chunks`). So it does
+in Triton's kernels, but for what attends to everything: there a few rows are computed otherwise than many.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, overload
+import importlib
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from . import backends
 from .api import check_room, covers_everything
-from .backends import paged_cpu, paged_reference
+from .backends import paged_reference
 from .checks import DTYPES, check_scale, check_softcap
-from .chunks import chunk_proof, is_chunk_proof, protected
+from .chunks import chunk_proof, is_chunk_proof, protected, protected_tiles
 from .geometry import Geometry
 from .pages import Pages, Plan
+from .placed import placed
 from .policy import Policy, as_policy
 from .ranking import AllHeads, Ranked, alone
 from .registry import unknown
@@ -27,7 +30,8 @@ from .selection import Selection, select_all
 
 __all__ = ["PageSummaries", "Pages", "attend", "attention", "chunk_proof", "select"]
 
-NAMES = ("auto", "cpu", "reference")
+MODULES = {"cpu": "paged_cpu", "reference": "paged_reference", "triton": "triton.paged"}
+NAMES = ("auto", *MODULES)
 
 
 class PageSummaries:
@@ -36,27 +40,32 @@ class PageSummaries:
     The contract: every step that writes keys into the pages comes by here once, by `select`, `attention` or `update`,
     with the same policy. The summary of a block is written when a row completes it, so pages that are freed and used
     again need no care: their blocks are complete only after they were written anew.
+
+    They are of one backend, the one that `backend` means where they are first used: calls on another leave them
+    unread, and up to date.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, backend: str = "auto") -> None:
         self.policy = policy
+        self.backend = backend
         self._store: Tensor | None = None
+        self._of: tuple[int, ...] = ()  # pages and heads
 
     @property
     def nbytes(self) -> int:
         return 0 if self._store is None else self._store.nbytes
 
     def store(self, q: Tensor, k_pages: Tensor, geometry: Geometry, plan: Plan) -> Tensor:
-        """uint8 `[P, Hkv, blocks of a page, bytes of a summary]`."""
-        if self._store is None or self._store.shape[:2] != k_pages.shape[:2]:
-            if self._store is not None:
-                raise ValueError(
-                    f"these summaries are of {list(self._store.shape[:2])} pages and heads, but k_pages is "
-                    f"{list(k_pages.shape)}: make new ones for other pages"
-                )
-            size = paged_cpu.summary_bytes(q, k_pages, self.policy, geometry, plan)
-            per_page = plan.page // self.policy.block
-            self._store = torch.zeros(*k_pages.shape[:2], per_page, size, dtype=torch.uint8)
+        """What the backend keeps for all pages."""
+        if self._store is None:
+            self.backend = _resolved(self.backend, q)
+            self._store = _load(self.backend).new_store(q, k_pages, self.policy, geometry, plan)
+            self._of = tuple(k_pages.shape[:2])
+        if self._of != tuple(k_pages.shape[:2]):
+            raise ValueError(
+                f"these summaries are of {list(self._of)} pages and heads, but k_pages is {list(k_pages.shape)}: make "
+                "new ones for other pages"
+            )
         return self._store
 
     def update(self, q: Tensor, k_pages: Tensor, pages: Pages) -> None:
@@ -66,11 +75,12 @@ class PageSummaries:
             self._complete(_four(q), k_pages, geometry, plan)
 
     def _complete(self, q: Tensor, k_pages: Tensor, geometry: Geometry | None, plan: Plan) -> None:
-        if geometry is None or not paged_cpu.has_kernel(self.policy, k_pages.shape[3]):
+        machine = _load(_resolved(self.backend, q))
+        if geometry is None or not machine.has_kernel(self.policy, k_pages.shape[3]):
             return
         block = self.policy.block
         if bool((geometry.end // block > geometry.pos // block).any()):
-            paged_cpu.update(q, k_pages, self.policy, geometry, plan, self.store(q, k_pages, geometry, plan))
+            machine.update(q, k_pages, self.policy, geometry, plan, self.store(q, k_pages, geometry, plan))
 
 
 def _four(q: Tensor) -> Tensor:
@@ -104,28 +114,38 @@ def _check(q: Tensor, pages: Pages, **paged: Tensor) -> None:
         raise ValueError(f"v_pages {list(v.shape)} and k_pages {list(k.shape)} must agree in all but the last dim")
 
 
-def _native(backend: str, q: Tensor) -> bool:
-    """Whether the native backend runs; else the reference does."""
+def _resolved(backend: str, q: Tensor) -> str:
+    """The name of the backend that runs for tensors like `q`, `[M, H, D]` or `[1, H, M, D]`."""
     if backend not in NAMES:
         raise unknown("paged backend", backend, NAMES)
-    if backend == "reference":
-        return False
-    problem = backends.load("cpu").why_not(_four(q))
-    if problem is not None and backend == "cpu":
-        raise ValueError(f"backend 'cpu' cannot run here: {problem}")
-    return problem is None
+    q = q if q.ndim == 4 else _four(q)
+    if backend == "auto":
+        wanted = (name for name in backends.PREFERRED.get(q.device.type, ()) if name in MODULES)
+        return next((name for name in wanted if backends.load(name).why_not(q) is None), "reference")
+    problem = backends.load(backend).why_not(q)
+    if problem is not None:
+        raise ValueError(f"backend {backend!r} cannot run here: {problem}")
+    return backend
 
 
-def _told(policy: Policy, pages: Pages, plan: Plan, geometry: Geometry) -> Tensor:
-    """The sequences that the rule is told of."""
+def _load(name: str) -> Any:
+    """The paged module of a backend: `has_kernel`, `rank`, `attend`, and `new_store` and `update` of summaries."""
+    return importlib.import_module(f"{backends.__name__}.{MODULES[name]}")
+
+
+def _told(policy: Policy, pages: Pages, plan: Plan, geometry: Geometry, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The sequences that the rule is told of, on the host and on the device."""
     if pages.prompt_lens is None:
-        return geometry.sequence
+        return geometry.sequence, placed(geometry, device, "sequence", lambda: geometry.sequence.to(device))
     if not is_chunk_proof(policy):
         raise ValueError(
             f"what {policy.name!r} keeps depends on how prompts are cut into chunks: use "
             "closecall.paged.chunk_proof(policy) (or leave prompt_lens out, if every prompt comes whole)"
         )
-    return protected(policy.rule, plan.from_end, geometry.sequence)
+    tiles = protected_tiles(policy.rule)
+    what = ("told", tiles)
+    told = placed(geometry, plan.from_end.device, what, lambda: protected(tiles, plan.from_end, geometry.sequence))
+    return told, placed(geometry, device, what, lambda: told.to(device))
 
 
 def _select(
@@ -135,7 +155,7 @@ def _select(
     pages: Pages,
     plan: Plan,
     scale: float,
-    native: bool,
+    name: str,
     all_heads: AllHeads,
     summaries: PageSummaries | None,
 ) -> Selection | None:
@@ -149,21 +169,26 @@ def _select(
     if geometry is None:
         return None
     check_room(policy, geometry)
-    told = _told(policy, pages, plan, geometry)
+    told, sequence = _told(policy, pages, plan, geometry, q.device)
     if covers_everything(policy, geometry):
         if summaries is not None:
             summaries._complete(q4, k_pages, geometry, plan)
-        return select_all(geometry, q.shape[1], q.device)
-    if native and paged_cpu.has_kernel(policy, q.shape[2]):
-        store = None if summaries is None else summaries.store(q4, k_pages, geometry, plan)
-        ranked: Ranked = paged_cpu.rank(q4, k_pages, policy, geometry, plan, scale, told, store)
+        return placed(geometry, q.device, ("all", q.shape[1]), lambda: select_all(geometry, q.shape[1], q.device))
+    machine, store = _load(name), None
+    ranks = machine.has_kernel(policy, q.shape[2])
+    if summaries is not None:
+        if ranks and _resolved(summaries.backend, q4) == name:
+            store = summaries.store(q4, k_pages, geometry, plan)
+        else:
+            summaries._complete(q4, k_pages, geometry, plan)
+    if ranks:
+        ranked: Ranked = machine.rank(q4, k_pages, policy, geometry, plan, scale, told, store)
     else:
         ranked = paged_reference.rank(q4, k_pages, policy, geometry, plan, scale, told)
-    ranked = dataclasses.replace(ranked, sequence=told, all_heads=all_heads)
+    ranked = dataclasses.replace(ranked, sequence=sequence, all_heads=all_heads)
     decision = policy.rule.decide(ranked)
     width = policy.rule.limit(geometry.n_blocks)
-    chosen = backends.load("cpu" if native else "reference")
-    kv_idx = chosen.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
+    kv_idx = backends.load(name).gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
     return Selection.of_groups(kv_idx, decision, geometry, q.shape[1])
 
 
@@ -189,7 +214,7 @@ def select(
     _check(q, pages, k_pages=k_pages)
     plan = pages.plan(k_pages.shape[2], policy.block, policy.tile)
     scale = check_scale(scale, q.shape[2])
-    return _select(q, k_pages, policy, pages, plan, scale, _native(backend, q), all_heads, summaries)
+    return _select(q, k_pages, policy, pages, plan, scale, _resolved(backend, q), all_heads, summaries)
 
 
 def _attend(
@@ -200,7 +225,7 @@ def _attend(
     plan: Plan,
     scale: float,
     softcap: float,
-    native: bool,
+    name: str,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     shape = (q.shape[0], q.shape[1], v_pages.shape[3])
@@ -211,7 +236,7 @@ def _attend(
             f"out must be {q.dtype} {list(shape)} with a last stride of 1, got {out.dtype} {list(out.shape)} with "
             f"strides {out.stride()}"
         )
-    run = paged_cpu.attend if native else paged_reference.attend
+    run = _load(name).attend
     lse = q.new_full((1, q.shape[1], q.shape[0]), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     if plan.chosen is not None:
         run(_four(q), k_pages, v_pages, selection, plan.chosen, plan, scale, softcap, _four(out), lse)
@@ -264,9 +289,10 @@ def attend(
     if selection is not None:
         if selection.geometry is not plan.chosen:
             raise ValueError("the selection was made for another step: select again with these pages")
-        selection.check()
+        if q.device.type == "cpu" or not selection.untouched:  # elsewhere checking would wait for the device
+            selection.check()
     scale = check_scale(scale, q.shape[2])
-    result, lse = _attend(q, k_pages, v_pages, selection, plan, scale, softcap, _native(backend, q), out)
+    result, lse = _attend(q, k_pages, v_pages, selection, plan, scale, softcap, _resolved(backend, q), out)
     return (result, lse) if return_lse else result
 
 
@@ -318,10 +344,10 @@ def attention(
     _check(q, pages, k_pages=k_pages, v_pages=v_pages)
     check_softcap(softcap)
     scale = check_scale(scale, q.shape[2])
-    native = _native(backend, q)
+    name = _resolved(backend, q)
     plan = pages.plan(k_pages.shape[2], policy.block, policy.tile)
     made = None
     if policy.rule.needs_scores:
-        made = _select(q, k_pages, policy, pages, plan, scale, native, all_heads, summaries)
-    result, _ = _attend(q, k_pages, v_pages, made, plan, scale, softcap, native, out)
+        made = _select(q, k_pages, policy, pages, plan, scale, name, all_heads, summaries)
+    result, _ = _attend(q, k_pages, v_pages, made, plan, scale, softcap, name, out)
     return (result, made) if return_selection else result

@@ -44,10 +44,11 @@ def _rank_args(
     )
 
 
-def summary_bytes(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> int:
-    """Bytes of one block's summary."""
+def new_store(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> Tensor:
+    """Room for the summaries of all pages: uint8 `[P, Hkv, blocks of a page, bytes of a summary]`."""
     packed = _rank_args(q, k_pages, policy, geometry, plan, 1.0, 0, (0, 0, 0, 0), None)
-    return int(cpu._native.summary_bytes(packed))
+    size = int(cpu._native.summary_bytes(packed))
+    return torch.zeros(*k_pages.shape[:2], plan.page // policy.block, size, dtype=torch.uint8)
 
 
 def update(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, store: Tensor) -> None:

@@ -27,6 +27,11 @@ def gathered(pages: Tensor, plan: Plan) -> Tensor:
     return pages[listed].transpose(0, 1).flatten(1, 2)[None]
 
 
+def has_kernel(policy: Policy, dim: int) -> bool:
+    """It keeps no summaries, and ranks for every backend that cannot."""
+    return False
+
+
 def rank(
     q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, scale: float, told: Tensor
 ) -> Ranked:

@@ -22,8 +22,15 @@ NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
 SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
 # What every run compiles: the hot kernels at the two usual head dims for each kind of target. `make audit` compiles the
 # hot kernels of all dims and targets, and the others for one of each maker; `closecall gpu-report` all there are.
-HOT = ("attend D", "attend dense", "attend packed", "few D", "scores quest D", "select")
-USUAL = ("attend D128 bf16", "attend D64 bf16", "attend dense D128 bf16", "scores quest D128 bf16", "select keep")
+HOT = ("attend D", "attend dense", "attend packed", "attend paged", "few D", "few paged", "scores quest D", "select")
+USUAL = (
+    "attend D128 bf16",
+    "attend D64 bf16",
+    "attend dense D128 bf16",
+    "attend paged D128 bf16",
+    "scores quest D128 bf16",
+    "select keep",
+)
 USUAL_PACKED = ("attend packed D128 bf16", "attend packed D64 bf16")  # for the two usual targets
 
 
@@ -183,6 +190,15 @@ def test_packed_heads_meet_each_key_once(arch: str, waits: int, buffers: int, co
     assert (packed.waits, packed.buffers, packed.shared_stores) == ((waits,), buffers, 0)
     # Copies are counted for a thread, and there are twice as many of these.
     assert packed.copies * packed.num_warps == alone.copies * alone.num_warps
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_pages_cost_the_attention_loop_little(arch: str, compiler: Compiler) -> None:
+    """Looking up a page a turn ahead: no wait, no buffer, no thread block less, and a handful of instructions."""
+    facts, plain = (compiler.facts(arch, f"attend {kind}D128 bf16") for kind in ("paged ", ""))
+    for field in ("waits", "buffers", "barriers", "shared", "shared_stores", "resident_blocks", "tensor_per_block"):
+        assert getattr(facts, field) == getattr(plain, field), field
+    assert facts.instructions <= plain.instructions + 8
 
 
 @pytest.mark.parametrize(("arch", "most"), [("sm_80", 500), ("sm_90", 350)])

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from launches import NoSync, launched
+
 import closecall
 from closecall import backends
 from closecall.backends.triton import backend, interpret, launch, rank, tables
@@ -364,22 +366,6 @@ def test_chunks_cover_every_cell_once(monkeypatch: pytest.MonkeyPatch, heads: in
             assert bool((seen == 1).all())
 
 
-class NoSync(torch.overrides.TorchFunctionMode):
-    """Fails where a tensor is read by the host, or a shape depends on numbers: what a captured graph cannot do."""
-
-    ASKING = ("item", "tolist", "nonzero", "masked_select", "unique", "__bool__", "__int__", "__float__", "__index__",
-              "cpu", "numpy", "equal", "argwhere", "is_nonzero", "repeat_interleave")  # fmt: skip
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        asks = name in self.ASKING
-        if name in ("__getitem__", "__setitem__"):
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            asks = any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in index)
-        assert not asks, f"{name} asks the device"
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize("kind", [*CUTTING, "outliers mass", "box mass-max", "outliers softmax group"])
 @pytest.mark.parametrize("q_len", [64, 1])
 def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str, q_len: int) -> None:
@@ -392,23 +378,7 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
         policy = policy.replace(scorer=closecall.SCORERS[scorer](), aggregate=aggregate, share=(*share, "head")[0])
     ENGINE.attention(q, k, v, policy)
 
-    kernels = interpret.kernels(True)
-
-    class Launched:
-        """A kernel whose interpretation does ask, because it computes on the host."""
-
-        def __init__(self, name: str) -> None:
-            self.kernel = getattr(kernels, name)
-
-        def __getitem__(self, grid: Any) -> Any:
-            def run(*args: Any, **kwargs: Any) -> None:
-                with torch._C.DisableTorchFunction():
-                    self.kernel[grid](*args, **kwargs)
-
-            return run
-
-    launched = SimpleNamespace(**{name: Launched(name) for name in vars(kernels)})
-    monkeypatch.setattr(backend, "kernels", lambda interpreted: launched)
+    monkeypatch.setattr(backend, "kernels", launched)
     made = plan(1, q_len, 160, 16, 32)
     with ENGINE._forced(), NoSync():
         kept = closecall.api.PlannedCall(q, k, policy, made, 0.2, backends.load("triton")).select()

@@ -42,7 +42,7 @@ from .. import empty_outputs, reference
 from . import launch, tuning
 from . import rank as ranking
 from .interpret import kernels
-from .tables import Tables, tables
+from .tables import Paging, Tables, tables
 
 FEW_ROWS = 16  # decode: calls of at most this many query rows
 _REDUCTIONS = {(Of.SCORES, False), (Of.SCORES, True), (Of.MASS, False), (Of.MASS, True), (Of.SOFTMAX, False)}
@@ -120,11 +120,14 @@ def _arch(device: torch.device) -> str:
     return launch.arch(properties.major, properties.minor)
 
 
-def _call(kernel: str, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None = None) -> tuning.Call:
-    """What a kernel's launch is chosen by."""
+def _call(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, selection: Selection | None = None, paged: Geometry | None = None
+) -> tuning.Call:
+    """What a kernel's launch is chosen by; where `k` holds `paged` keys, the longest sequence counts."""
     return tuning.Call(
         kernel, _arch(q.device), q.shape[3], v.shape[3], q.dtype, _device_name(q.device), q.shape[0], q.shape[1],
-        k.shape[1], q.shape[2], k.shape[2], 0 if selection is None else selection.kv_idx.shape[3],
+        k.shape[1], q.shape[2], k.shape[2] if paged is None else paged.n_blocks * paged.block,
+        0 if selection is None else selection.kv_idx.shape[3],
     )  # fmt: skip
 
 
@@ -185,7 +188,9 @@ def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Ten
     return everything.to(k.dtype)[: math.prod(shape)].view(shape), told
 
 
-def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: float, sinks: int) -> Tensor:
+def _forced_mass(
+    q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: float, sinks: int, paging: Paging | None
+) -> Tensor:
     """`[B, H, M]`: the log-sum-exp of every row over its forced blocks, which are attended to with as few values as a
     product takes."""
     counts = here.forced(sinks)[:, None]
@@ -195,12 +200,31 @@ def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, here: Tables, scale: 
     kept = ranking.gather_kept(nothing, counts, here.geometry, sinks, most).expand(-1, q.shape[1], -1, -1)
     unknown = order.float()
     selection = Selection(kept, counts.expand(-1, q.shape[1], -1), unknown, unknown, geometry)
-    return attend(q, k, k[..., : launch.FORCED_VALUES], selection, geometry, scale)[1]
+    v = k[..., : launch.FORCED_VALUES]
+    if paging is None:
+        return attend(q, k, v, selection, geometry, scale)[1]
+    out, lse = empty_outputs(q.float() if _wide(q) else q, v)
+    _many(q, k, v, selection, geometry, here, _factors(scale, 0.0), out, lse, paging)
+    return lse
+
+
+def has_kernel(policy: Policy) -> bool:
+    """Whether kernels rank the blocks, and not the reference."""
+    reduction = (policy.reduction.of, policy.reduction.mean)
+    known = getattr(policy.scorer, "planes", None) is not None and reduction in _REDUCTIONS
+    return known and policy.pool == 1
 
 
 def rank(
-    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, summaries: Summaries | None = None
+    q: Tensor,
+    k: Tensor,
+    policy: Policy,
+    geometry: Geometry,
+    scale: float,
+    summaries: Summaries | None = None,
+    paging: Paging | None = None,
 ) -> Ranked:
+    """As every backend's; with `paging`, `k` holds pages and the summaries were made before."""
     reduction = policy.reduction
     known = None if policy.scorer is None else policy.scorer.planes
     if policy.pool > 1:
@@ -223,7 +247,7 @@ def rank(
     if here.blocks.shape[0] == 0:  # nothing but padding
         nothing = torch.full(order.shape, -math.inf, device=q.device)
         return Ranked(order.fill_(n_blocks), nothing, here.visible, forced, here.geometry.sequence)
-    planes, told = _summarise(k, known, here, geometry.block)
+    planes, told = _summarise(k, known, here, geometry.block) if paging is None else paging.summaries
     slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
     mass, softmax = reduction.of is Of.MASS, reduction.of is Of.SOFTMAX
     told |= {
@@ -238,7 +262,7 @@ def rank(
 
     sums = own = scores  # not read where rows are not normalised
     if mass:
-        own = _forced_mass(q, k, geometry, here, scale, policy.sinks)
+        own = _forced_mass(q, k, geometry, here, scale, policy.sinks, paging)
         scale *= math.log2(math.e)
     normalised = mass or softmax
     if normalised:
@@ -344,8 +368,9 @@ def _constants(q: Tensor, v: Tensor, block: int, rows: int, outer: float) -> dic
 
 def _many(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, here: Tables,
-    factors: tuple[float, float], out: Tensor, lse: Tensor,
+    factors: tuple[float, float], out: Tensor, lse: Tensor, paging: Paging | None = None,
 ) -> None:  # fmt: skip
+    """Tile by tile, into the tiles' rows of `out [B, H, M, Dv]` (of last stride 1) and of `lse [B, H, M]`."""
     batch, heads, rows, _ = q.shape
     if selection is None:
         kept = counts = here.plan  # not read
@@ -365,22 +390,26 @@ def _many(
         grid = (geometry.n_tiles * -(-geometry.tile // span), k.shape[1] * -(-group // packed), batch)
         with _running(q.device) as kernel:
             kernel.attend_kernel[grid](
-                q, k, v, out, lse, kept, counts, here.plan, *q.stride(), *k.stride(), *v.stride(), *strides,
-                geometry.n_tiles, rows, group, *factors,
+                q, k, v, out, lse, kept, counts, here.plan, here.plan if paging is None else paging.table,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride()[1:3], *strides,
+                geometry.n_tiles, rows, group, *factors, PAGED=0 if paging is None else paging.blocks,
                 TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=_fit(chosen.keys, geometry.block),
                 LISTED=selection is not None, STAGES=chosen.num_stages,
                 **_constants(q, v, geometry.block, part, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
             )  # fmt: skip
 
-    tuning.run(_call("packed" if sharing else "attend", q, k, v, selection), run)
+    paged = None if paging is None else geometry
+    tuning.run(_call("packed" if sharing else "attend", q, k, v, selection, paged), run)
 
 
 def _few(
     q: Tensor, k: Tensor, v: Tensor, selection: Selection | None, geometry: Geometry, here: Tables,
-    factors: tuple[float, float], out: Tensor, lse: Tensor,
+    factors: tuple[float, float], out: Tensor, lse: Tensor, paging: Paging | None = None,
 ) -> None:  # fmt: skip
-    batch, heads, rows, _ = q.shape
+    """The blocks split over programs, into contiguous `out [B, H, M, Dv]` and `lse [B, H, M]`: of the one tile of each
+    batch row or, on pages and without a selection, of a plan's B tiles of at most M rows."""
+    batch, heads, rows, _ = out.shape
     kv_heads, v_dim = k.shape[1], v.shape[3]
     group, n_blocks = heads // kv_heads, geometry.n_blocks
     blocks = counts = members = here.plan  # not read where there is no selection
@@ -397,8 +426,9 @@ def _few(
         merge = tuning.choose(_call("merge", q, k, v, selection))
         with _running(q.device) as kernel:
             kernel.few_kernel[(splits, piles, batch)](
-                q, k, v, parts, sums, blocks, counts, members, here.plan, *q.stride(), *k.stride(), *v.stride(),
-                rows, group, n_blocks, *factors, ROWS=chosen.rows, KEYS=_fit(chosen.keys, geometry.block),
+                q, k, v, parts, sums, blocks, counts, members, here.plan, here.plan if paging is None else paging.table,
+                *q.stride(), *k.stride(), *v.stride(), rows, group, n_blocks, *factors,
+                PAGED=0 if paging is None else paging.blocks, ROWS=chosen.rows, KEYS=_fit(chosen.keys, geometry.block),
                 SPLITS=splits, LISTED=selection is not None, STAGES=chosen.num_stages,
                 **_constants(q, v, geometry.block, chosen.rows, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
@@ -408,7 +438,7 @@ def _few(
                 WIDTH=launch.padded(v_dim), num_warps=merge.num_warps, num_stages=merge.num_stages,
             )  # fmt: skip
 
-    tuning.run(_call("few", q, k, v, selection), run)
+    tuning.run(_call("few", q, k, v, selection, None if paging is None else geometry), run)
 
 
 def _union(selection: Selection, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

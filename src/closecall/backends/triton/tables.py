@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,16 @@ class Tables:
             counts = self.seen - self.own + self.own.clamp(max=sinks)
             self.geometry._forced[sinks] = counts.to(self.visible.device)
         return self.geometry._forced[sinks]
+
+
+@dataclass(frozen=True, eq=False)
+class Paging:
+    """Keys on pages of so many `blocks`: block i of a sequence whose keys begin at place x of the flattened table lies
+    on page `table[x + i // blocks]`."""
+
+    table: Tensor  # int32 [S, W], on the device
+    blocks: int
+    summaries: Any = None  # of a ranked call's blocks: what `backend._summarise` returns
 
 
 def tables(geometry: Geometry, device: torch.device) -> Tables:

@@ -16,6 +16,7 @@ from .kernels import attend, few, scores, select, summaries, sums
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 FLOATS = ("fp16", "bf16", "fp32")
 HALF_DIM = 128  # float16 is compiled at this head dim alone: its code is bfloat16's but for the kind of product
+PAGED_DIMS = ((64, 64), (128, 128))  # what else there is over pages is compiled for these
 SOFTCAPPED = ((128, 128), (256, 256))
 # Planes by name, and those that are compiled for fewer head dims, like row-normalised reductions.
 PLANES = {"mean": Planes(box=False), "quest": Planes(box=True)}
@@ -95,7 +96,7 @@ def _common(arch: str, dims: tuple[int, int], dtype: str, chosen: launch.Launch)
         "q_d": 1, "k_d": 1, "v_d": 1, "BLOCK": 64, "ROWS": chosen.rows, "KEYS": chosen.keys,
         "DIM": dims[0], "HEAD": head, "TAIL": tail, "V_DIM": dims[1], "V_PART": part, "V_PARTS": parts, "V_TAIL": rest,
         "LISTED": True, "SOFTCAP": False, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
-        "SLICE": launch.step(arch, dims[0], dtype), "STAGES": chosen.num_stages,
+        "SLICE": launch.step(arch, dims[0], dtype), "STAGES": chosen.num_stages, "PAGED": 0,
     }  # fmt: skip
 
 
@@ -103,10 +104,14 @@ def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     chosen = launch.table("attend", arch, *dims, dtype)
     x = f"*{dtype}"
     types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
-    types |= {"inner": "fp32", "outer": "fp32"}
+    types |= {"table": "*i32", "inner": "fp32", "outer": "fp32"}
     kinds: dict[str, dict[str, object]] = {"attend": {}}
     if dtype == "bf16" and dims not in FORCED_DIMS:  # the same kernel without a list of blocks, and as Gemma 2 calls it
         kinds["attend dense"] = {"LISTED": False}
+        kinds["attend paged"] = {"PAGED": 1}
+        if dims in PAGED_DIMS:
+            kinds["attend paged dense"] = {"LISTED": False, "PAGED": 1}
+            kinds["attend paged by two"] = {"PAGED": 2}
         if dims in SOFTCAPPED:
             kinds["attend softcap"] = {"SOFTCAP": True}
     for kind, differs in kinds.items():
@@ -124,9 +129,13 @@ def _few(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     chosen = launch.table("few", arch, *dims, dtype)
     x = f"*{dtype}"
     types = {"q": x, "k": x, "v": x, "out": "*fp32", "lse": "*fp32", "blocks": "*i32", "counts": "*i32"}
-    types |= {"members": "*i8", "plan": "*i32", "inner": "fp32", "outer": "fp32"}
-    constants = _common(arch, dims, dtype, chosen) | {"SPLITS": 16}
-    yield _variant(_name("few", dims, dtype), arch, few.few_kernel, types, constants, chosen, dims, dtype, False)
+    types |= {"members": "*i8", "plan": "*i32", "table": "*i32", "inner": "fp32", "outer": "fp32"}
+    kinds: dict[str, dict[str, object]] = {"few": {}}
+    if dtype == "bf16" and dims in PAGED_DIMS:
+        kinds["few paged"] = {"LISTED": False, "PAGED": 1}
+    for kind, differs in kinds.items():
+        constants = _common(arch, dims, dtype, chosen) | {"SPLITS": 16} | differs
+        yield _variant(_name(kind, dims, dtype), arch, few.few_kernel, types, constants, chosen, dims, dtype, False)
 
 
 def _merge(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:

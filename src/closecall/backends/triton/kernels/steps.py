@@ -48,6 +48,11 @@ def running(x, AXIS: tl.constexpr):
 
 
 @triton.jit
+def on_page(base, page, stride_page):
+    return base + page.to(tl.int64) * stride_page
+
+
+@triton.jit
 def rows_of(base, at, ok, stride_row, stride_dim, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
             CHECK_ROWS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """`[len(at), WIDTH]` from column START on. Rows that are not `ok`, and columns past DIM, are 0."""
