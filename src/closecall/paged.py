@@ -68,6 +68,15 @@ class PageSummaries:
             )
         return self._store
 
+    def reserve(self, k_pages: Tensor, heads: int) -> None:
+        """Takes the memory for all pages now, for `heads` query heads, and not at the first step."""
+        one = Pages(torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1]), torch.tensor([1]))
+        plan = one.plan(k_pages.shape[2], self.policy.block, self.policy.tile)
+        q = k_pages.new_empty(1, heads, 1, k_pages.shape[3])
+        assert plan.chosen is not None
+        if _load(_resolved(self.backend, q)).has_kernel(self.policy, k_pages.shape[3]):
+            self.store(q, k_pages, plan.chosen, plan)
+
     def update(self, q: Tensor, k_pages: Tensor, pages: Pages) -> None:
         """The step's keys are in the pages: for steps that select nothing. `q [M, H, D]` only says how many heads."""
         plan = pages.plan(k_pages.shape[2], self.policy.block, self.policy.tile)

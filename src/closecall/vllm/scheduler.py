@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from .settings import RefusedError, Settings, aligned
@@ -32,3 +33,7 @@ class TileScheduler(Scheduler):
     ) -> int:
         start = request.num_computed_tokens + num_new_local_computed_tokens + num_external_computed_tokens
         return aligned(start, num_new_tokens, request.num_prompt_tokens, self.tile)
+
+
+class AsyncTileScheduler(TileScheduler, AsyncScheduler):
+    """For engines that schedule a step while the one before runs, as vLLM does on GPUs."""

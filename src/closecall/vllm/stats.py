@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from prometheus_client import REGISTRY, start_http_server
 from prometheus_client.core import CounterMetricFamily
+from torch import Tensor
 from vllm.logger import init_logger
 
 from ..selection import Selection
@@ -30,15 +32,12 @@ class Totals:
     vllm_seconds: float = 0.0  # in vLLM's, in layers that stay its
 
     def add(self, made: Selection | None, rows: int, seconds: float) -> None:
+        """But for what `made` decided, which may be on a device: see `counted`."""
         self.seconds += seconds
         chosen = 0
         if made is not None:
-            heads = made.counts.shape[1]
             chosen = int(made.geometry.rows.sum())
-            self.kept += int(made.counts.sum())
-            self.visible += int(made.geometry.visible.sum()) * heads
-            self.triggered += int(made.triggered.sum())
-            self.cut += int((~made.margin.isnan()).sum())
+            self.visible += int(made.geometry.visible.sum()) * made.counts.shape[1]
         self.prompt_rows += chosen
         self.dense_rows += rows - chosen
 
@@ -48,25 +47,41 @@ class Totals:
     def line(self) -> str:
         kept = f"kept {self.kept / self.visible:.1%} of visible blocks" if self.visible else "nothing selected"
         fired = f", {self.triggered / self.cut:.1%} of cut tiles got more" if self.triggered and self.cut else ""
-        return (
-            f"{kept}{fired}; {self.prompt_rows} sparse and {self.dense_rows} dense rows over all layers, "
-            f"{self.seconds:.2f} s in attention"
+        return f"{kept}{fired}; {self.prompt_rows} sparse and {self.dense_rows} dense rows over all layers" + (
+            f", {self.seconds:.2f} s in attention" if self.seconds else ""
         )
 
 
+def counted(made: Selection) -> Tensor:
+    """int64 `[3]`, where the selection is: kept blocks, triggered cells and cut ones."""
+    return torch.stack([made.counts.sum(), made.triggered.sum(), (~made.margin.isnan()).sum()])
+
+
 class Stats:
-    """The totals of this worker."""
+    """The totals of this worker. What is counted on a device stays there until somebody reads: nobody waits for it."""
 
     def __init__(self) -> None:
         self.totals = Totals()
+        self._there: Tensor | None = None  # what `counted` says since the last reading
         self._logged, self._when = Totals(), time.monotonic()
 
     def add(self, made: Selection | None, rows: int, seconds: float) -> None:
         self.totals.add(made, rows, seconds)
+        if made is not None:
+            self._there = counted(made) if self._there is None else self._there + counted(made)
         now = time.monotonic()
         if now - self._when >= EVERY and self.totals.prompt_rows > self._logged.prompt_rows:
-            logger.info("closecall, last %.0f s: %s", now - self._when, self.totals.since(self._logged).line())
+            logger.info("closecall, last %.0f s: %s", now - self._when, self.read().since(self._logged).line())
             self._logged, self._when = Totals(**vars(self.totals)), now
+
+    def read(self) -> Totals:
+        there, self._there = self._there, None
+        if there is not None:
+            kept, triggered, cut = there.tolist()
+            self.totals.kept += kept
+            self.totals.triggered += triggered
+            self.totals.cut += cut
+        return self.totals
 
 
 STATS = Stats()  # one worker process serves one engine
@@ -85,8 +100,8 @@ class _Collector:
     }
 
     def collect(self) -> list[CounterMetricFamily]:
-        names = self.NAMES.items()
-        return [CounterMetricFamily(f"closecall_{n}", text, value=getattr(STATS.totals, n)) for n, text in names]
+        names, totals = self.NAMES.items(), STATS.read()
+        return [CounterMetricFamily(f"closecall_{n}", text, value=getattr(totals, n)) for n, text in names]
 
 
 def serve_metrics(port: int) -> None:

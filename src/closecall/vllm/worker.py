@@ -1,4 +1,4 @@
-"""vLLM's CPU worker, which hands our metadata builders the prompt lengths and says at start what is active."""
+"""Our part of a worker: it hands our metadata builders the prompt lengths and says at start what is active."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from ..chunks import chunk_proof
 from ..policy import as_policy
-from .backend import Builder, Impl, layer_number
+from .layers import SparseLayer, StepBuilder, layer_number
 from .settings import RefusedError, Settings, layer_spans
 from .stats import STATS, serve_metrics
 
 logger = init_logger("vllm.closecall")
 
 
-class Worker(CPUWorker):
+class Told:
+    """To be mixed into one of vLLM's workers."""
+
+    vllm_config: Any  # vLLM's
+    model_runner: Any
+    rank: int
+
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        super().initialize_from_config(kv_cache_config)
+        super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         settings = Settings.read(self.vllm_config.additional_config)
         if settings is None:
             raise RefusedError("the worker was started without settings")
@@ -29,7 +35,7 @@ class Worker(CPUWorker):
 
     def closecall_stats(self) -> dict[str, float]:
         """The totals of this worker, for `LLM.collective_rpc`."""
-        return dict(vars(STATS.totals))
+        return dict(vars(STATS.read()))
 
     def closecall_use(self, text: str | None) -> None:
         """Another policy, or None for vLLM's own attention: to compare in one engine, between requests.
@@ -41,7 +47,7 @@ class Worker(CPUWorker):
             builder.block = 1 if policy is None else policy.block
         for name, layer in self.vllm_config.compilation_config.static_forward_context.items():
             impl = getattr(layer, "impl", None)
-            if isinstance(impl, Impl) and impl.able:
+            if isinstance(impl, SparseLayer) and impl.able:
                 impl.use(None if policy is None else policy.for_layer(layer_number(name)))
 
     def _hand_over_prompts(self, settings: Settings) -> None:
@@ -52,9 +58,9 @@ class Worker(CPUWorker):
             builder.min_context, builder.block = settings.min_context, settings.policy.block
             builder.prompt_lens = lambda n: runner.input_batch.num_prompt_tokens_cpu_tensor[:n]
 
-    def _builders(self) -> list[Builder]:
+    def _builders(self) -> list[StepBuilder]:
         groups = [group for groups in self.model_runner.attn_groups for group in groups]
-        return [b for group in groups for b in group.metadata_builders if isinstance(b, Builder)]
+        return [b for group in groups for b in group.metadata_builders if isinstance(b, StepBuilder)]
 
     def _say_what_is_active(self, settings: Settings) -> None:
         layers = self.vllm_config.compilation_config.static_forward_context
@@ -62,7 +68,7 @@ class Worker(CPUWorker):
         dense: dict[str, list[int]] = {}
         for name, layer in layers.items():
             impl = getattr(layer, "impl", None)
-            if not isinstance(impl, Impl):
+            if not isinstance(impl, SparseLayer):
                 continue
             why = impl.prepare(name, layer, settings)
             (active if why is None else dense.setdefault(why, [])).append(layer_number(name))
@@ -75,3 +81,7 @@ class Worker(CPUWorker):
             rows = f", prompts of {settings.min_context} tokens or more" if settings.min_context else ""
             note = f"; {left_out}" if left_out else ""
             logger.info("closecall is active in layers %s%s: %s%s", layer_spans(active), rows, settings.policy, note)
+
+
+class Worker(Told, CPUWorker):
+    """vLLM's CPU worker with it."""

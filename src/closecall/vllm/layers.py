@@ -1,0 +1,174 @@
+"""What the attention backends for CPU and CUDA have in common: a step's pages, and what makes a layer sparse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
+from vllm.v1.attention.backend import AttentionType
+
+from .. import paged
+from ..pages import Pages
+from ..policy import Policy
+from ..ranking import AllHeads, alone
+from .engine import scheduler_of
+from .settings import RefusedError, Settings
+from .stats import STATS
+
+
+def layer_number(name: str) -> int:
+    """12 of 'model.layers.12.self_attn.attn'."""
+    found = re.findall(r"\.(\d+)\.", f".{name}.")
+    return int(found[0]) if found else -1
+
+
+def all_heads_of_the_layer(local: Tensor) -> tuple[Tensor, slice]:
+    """Margins `[1, H, ...]` of all tensor-parallel ranks, in rank order, and which are this rank's."""
+    rank, heads = get_tensor_model_parallel_rank(), local.shape[1]
+    return tensor_model_parallel_all_gather(local.contiguous(), dim=1), slice(rank * heads, (rank + 1) * heads)
+
+
+def wanted(worker: str) -> bool:
+    """Whether the engine that is being made has a policy; raises where it lacks our other classes."""
+    config = get_current_vllm_config()
+    if Settings.read(config.additional_config) is None:
+        return False
+    scheduler = scheduler_of(config)
+    if config.scheduler_config.scheduler_cls != scheduler or config.parallel_config.worker_cls != worker:
+        raise RefusedError(
+            "another platform plugin is active, so prompts would be cut anywhere: pass --scheduler-cls "
+            f"{scheduler} --worker-cls {worker}"
+        )
+    return True
+
+
+@dataclass(frozen=True)
+class Step:
+    """What our layers must know of a step beside vLLM's metadata."""
+
+    pages: Pages
+    decodes: bool  # one generated row for each sequence, and nothing else
+    completes: bool  # some row is the last of a block
+
+
+class StepBuilder:
+    """Of a metadata builder: adds the step to vLLM's metadata, with the prompt lengths that our worker knows."""
+
+    prompt_lens: Callable[[int], Tensor] | None = None
+    min_context: int = 0
+    block: int = 1  # of the policy
+
+    def add_step(self, metadata: Any, starts: Tensor, lengths: Tensor) -> None:
+        """Of sequences whose rows start at `starts [S + 1]` and that are `lengths [S]` long, both on the host. There is
+        none without a policy, and for the made-up batches of warming up."""
+        n = len(lengths)
+        if self.prompt_lens is None or metadata.causal is not True or bool((lengths < starts.diff()).any()):
+            return
+        pages = Pages(metadata.block_table[:n], starts, lengths, self.prompt_lens(n).clone(), self.min_context)
+        decodes = pages.bounds[-1] == n and all(p < k for p, k in zip(pages.prompts, pages.keys, strict=True))
+        metadata.step = Step(pages, decodes, any(keys % self.block == 0 for keys in pages.keys))
+
+
+class SparseLayer:
+    """Of an attention implementation: the layer's policy and summaries, and the paged operator in place of vLLM's
+    kernel."""
+
+    able = False  # to be sparse
+    policy: Policy | None = None  # None: the layer is vLLM's
+    summaries: paged.PageSummaries | None = None
+    all_heads: AllHeads = staticmethod(alone)
+    backend: str  # of the paged operator
+    pages_of: Callable[[Tensor], tuple[Tensor, Tensor]]  # keys and values `[P, Hkv, page, D]`, views of vLLM's cache
+    clock: Callable[[], float]
+    # vLLM's:
+    scale: float
+    num_heads: int
+    logits_soft_cap: float
+    attn_type: str
+    alibi_slopes: Any
+    sinks: Any
+    sliding_window: Any
+    kv_cache_dtype: str
+    kv_sharing_target_layer_name: str | None
+
+    def prepare(self, name: str, layer: Any, settings: Settings) -> str | None:
+        """Makes the layer sparse, or says why it stays vLLM's."""
+        number = layer_number(name)
+        why = self._why_not(layer, settings, number)
+        if why is None:
+            self.able = True
+            self.use(settings.policy.for_layer(number))
+            if get_tensor_model_parallel_world_size() > 1:
+                self.all_heads = all_heads_of_the_layer
+        return why
+
+    def use(self, policy: Policy | None) -> None:
+        """Another policy from now on, on pages that hold nothing: it has no summaries of what is there."""
+        self.policy = policy
+        self.summaries = None if policy is None else paged.PageSummaries(policy, self.backend)
+
+    def _why_not(self, layer: Any, settings: Settings, number: int) -> str | None:
+        if settings.layers is not None and number not in settings.layers:
+            return "not among the layers asked for"
+        if self.attn_type != AttentionType.DECODER:
+            return f"attention of type {self.attn_type}"
+        window = self.sliding_window[0] if isinstance(self.sliding_window, tuple) else self.sliding_window - 1
+        if window >= 0:
+            return f"a sliding window of {window + 1}"
+        if self.alibi_slopes is not None:
+            return "alibi"
+        if self.sinks is not None:
+            return "attention sinks"
+        if self.kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+            return f"a {self.kv_cache_dtype} cache"
+        if self.kv_sharing_target_layer_name is not None:
+            return "keys shared with another layer"
+        return self._cannot(layer, settings)
+
+    def _cannot(self, layer: Any, settings: Settings) -> str | None:
+        """What of the machine, and of the cache's layout, is in the way."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        start = self.clock()
+        step: Step | None = getattr(attn_metadata, "step", None)
+        rest = (attn_metadata, output, output_scale, output_block_scale)
+        if step is None or self.policy is None:
+            super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
+            STATS.totals.vllm_seconds += self.clock() - start
+            return output
+        rows = attn_metadata.num_actual_tokens
+        keys, values = self.pages_of(kv_cache)
+        if step.decodes:  # dense for both, and vLLM's kernel is the faster one for single rows
+            super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
+            if step.completes and self.summaries is not None:
+                self.summaries.update(query[:rows], keys, step.pages)
+            STATS.add(None, rows, self.clock() - start)
+            return output
+        _, made = paged.attention(
+            query[:rows], keys, values, self.policy, step.pages,
+            scale=self.scale, softcap=float(self.logits_soft_cap), out=output[:rows].view(rows, self.num_heads, -1),
+            backend=self.backend, all_heads=self.all_heads, summaries=self.summaries, return_selection=True,
+        )  # fmt: skip
+        STATS.add(made, rows, self.clock() - start)
+        return output
