@@ -42,7 +42,7 @@ def contiguous(step: Step, policy: closecall.Policy) -> tuple[torch.Tensor, clos
     ranked = dataclasses.replace(backend.rank(q, k, policy, g, scale), all_heads=alone)
     decision = policy.rule.decide(ranked)
     kv_idx = backend.gather_kept(ranked, decision.counts, g, policy.sinks, policy.rule.limit(g.n_blocks))
-    kept = closecall.Selection(kv_idx, decision.counts.to(torch.int32), decision.margin, decision.triggered, g)
+    kept = closecall.Selection.of_groups(kv_idx, decision, g, step.q.shape[1])
     return backend.attend(q, k, v, kept, g, scale)[0][0].transpose(0, 1), kept
 
 

@@ -58,6 +58,9 @@ def add_validate(commands: Commands) -> None:
     parser.add_argument("--case", metavar="PATTERN", action="append", default=[], help="only cases like 'decode*'")
     parser.add_argument("--list", action="store_true", help="name the cases and exit")
     parser.add_argument("--no-timing", action="store_true", help="check only")
+    parser.add_argument(
+        "--vllm", metavar="MODEL", help="also serve MODEL in vLLM, by turns with its attention and ours"
+    )
 
     def default(key: str) -> str:
         quick = "; ".join(f"with --quick {QUICK[d][key]} ({d})" for d in QUICK if key in QUICK[d])
@@ -93,7 +96,7 @@ def _run(args: argparse.Namespace) -> None:
     chosen = cases.matching(args.case, behaviour.EVERYTHING)
     on = device.pick(args.device)
     settings = None if args.no_timing else _settings(args, on.place.type)
-    if not runner.run(on, args.backend, chosen, settings, args.out, fresh=args.fresh):
+    if not runner.run(on, args.backend, chosen, settings, args.out, fresh=args.fresh, vllm_model=args.vllm):
         raise SystemExit(1)
 
 

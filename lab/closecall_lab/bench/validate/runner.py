@@ -16,7 +16,7 @@ from closecall import backends, info
 
 from ...spine.interrupt import interruptible
 from ...spine.results import Facts, Store
-from . import report, speed, verdict
+from . import engine, report, speed, verdict
 from .behaviour import Behaviour
 from .cases import Case
 from .check import WrongAnswerError, check
@@ -154,6 +154,7 @@ def run(
     out: Path,
     *,
     fresh: bool = False,
+    vllm_model: str | None = None,
 ) -> bool:
     """Checks and times what is not there yet, prints the report and leaves `validate.json` and `validate.md` in `out`.
     Whether everything was tried and right."""
@@ -164,6 +165,9 @@ def run(
     print("\n".join(report.environment(here | {"backend": backend})), flush=True)
     store = Store(out / "validate.json", fresh=fresh)
     checks, timings = check_jobs(cases, device, backend), speed_jobs(settings, device, backend)
+    if vllm_model is not None:
+        cell: Facts = {"kind": "check", "case": engine.CASE, "backend": backend, "model": vllm_model}
+        checks.append(Job(cell, engine.CASE, lambda: engine.check(vllm_model, device.is_gpu)))
     refuse_what_does_not_fit([j.cell for j in timings if store.find(here, j.cell) is None], device, backend)
     with (
         torch.no_grad(),
