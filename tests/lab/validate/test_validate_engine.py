@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from closecall_lab.bench.validate import engine
+from closecall_lab.bench.validate import device, engine, runner
 
 RIGHT = {
     "vllm": ([5, 6], -1.0), "dense": ([5, 6], -1.04), "dense cached": ([5, 7], -1.05),
@@ -37,21 +37,14 @@ def test_what_is_wrong_is_named(run, answer, said):
 
 
 @pytest.mark.parametrize(
-    ("there", "done", "facts"),
+    ("done", "facts"),
     [
-        (None, None, {"skipped": "vLLM is not installed (docs/vllm.md)"}),
-        (
-            1,
-            ("noise\n" + engine.MARK + '{"problem": null, "dense_off": 0.1}\n', "", 0),
-            {"problem": None, "dense_off": 0.1},
-        ),
-        (1, ("", "Traceback\nRefusedError: no\n", 1), {"problem": "the engine ended with code 1: RefusedError: no"}),
-        (1, ("", "", -9), {"problem": "the engine ended with code -9: it said nothing"}),
+        (("noise\n" + engine.MARK + '{"problem": null}\n', "", 0), {"problem": None}),
+        (("", "Traceback\nRefusedError: no\n", 1), {"problem": "the engine ended with code 1: RefusedError: no"}),
+        (("", "", -9), {"problem": "the engine ended with code -9: it said nothing"}),
     ],
 )
-def test_the_process_is_read(monkeypatch, there, done, facts):
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: there)
-
+def test_the_process_is_read(monkeypatch, done, facts):
     def run(call, **options):
         assert call[-3:] == ["some/model", "1", "4000"]
         assert options["env"]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
@@ -59,3 +52,9 @@ def test_the_process_is_read(monkeypatch, there, done, facts):
 
     monkeypatch.setattr(subprocess, "run", run)
     assert engine.check("some/model", gpu=True) == facts
+
+
+def test_without_vllm_nothing_is_begun(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--vllm needs vLLM, which is not installed"):
+        runner.run(device.pick("cpu"), "cpu", [], None, tmp_path, vllm_model="some/model")

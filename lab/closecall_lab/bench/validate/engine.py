@@ -67,10 +67,14 @@ def run_engine(model: str, gpu: bool, tokens: int) -> Facts:
     return compare(answers, TOLERANCE.get(dtype, HALF_TOLERANCE))
 
 
+def require() -> None:
+    """Raises where there is no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError("--vllm needs vLLM, which is not installed here: see docs/vllm.md, or leave it out")
+
+
 def check(model: str, gpu: bool, tokens: int = TOKENS) -> Facts:
     """The same in a process of its own: an engine wants the device to itself."""
-    if importlib.util.find_spec("vllm") is None:
-        return {"skipped": "vLLM is not installed (docs/vllm.md)"}
     call = [sys.executable, "-m", __name__, model, str(int(gpu)), str(tokens)]
     environment = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     done = subprocess.run(call, capture_output=True, text=True, env=environment, check=False)

@@ -166,6 +166,7 @@ def run(
     store = Store(out / "validate.json", fresh=fresh)
     checks, timings = check_jobs(cases, device, backend), speed_jobs(settings, device, backend)
     if vllm_model is not None:
+        engine.require()
         cell: Facts = {"kind": "check", "case": engine.CASE, "backend": backend, "model": vllm_model}
         checks.append(Job(cell, engine.CASE, lambda: engine.check(vllm_model, device.is_gpu)))
     refuse_what_does_not_fit([j.cell for j in timings if store.find(here, j.cell) is None], device, backend)
