@@ -14,8 +14,10 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from . import backends
-from .checks import check_qk, check_qkv, check_scale, check_softcap
+from .checks import check_prompt_len, check_qk, check_qkv, check_scale, check_softcap
+from .chunks import within_prompt
 from .geometry import Geometry, plan
+from .placed import placed
 from .policy import Policy, as_policy
 from .ranking import AllHeads, Source, alone
 from .selection import Selection, select_all
@@ -68,7 +70,8 @@ class Result(NamedTuple):
 class PlannedCall:
     """One call on checked arguments: `select`, `attention` and attached models all run through here.
 
-    With fewer than `dense_below` keys every visible block is kept. `all_heads` and `summaries` are as in `select`.
+    With fewer than `dense_below` keys every visible block is kept. `all_heads`, `summaries` and `prompt_len` are as in
+    `select`.
     """
 
     q: Tensor
@@ -80,6 +83,7 @@ class PlannedCall:
     all_heads: AllHeads = alone
     summaries: Summaries | None = None
     dense_below: int = 0
+    prompt_len: int | None = None
 
     def select(self) -> Selection | None:
         """Returns the kept blocks, or None where every visible block is kept, whatever the scores."""
@@ -87,13 +91,18 @@ class PlannedCall:
             self.summaries.begin()
         if self.k.shape[2] < self.dense_below:
             return None
-        policy, geometry = self.policy, self.geometry
+        policy, geometry = within_prompt(self.policy, self.geometry, self.prompt_len)
         check_room(policy, geometry)
         if covers_everything(policy, geometry):
             return None
         ranked = self.backend.rank(self.q, self.k, policy, geometry, self.scale, self.summaries)
         source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
-        decision = policy.rule.decide(dataclasses.replace(ranked, all_heads=self.all_heads, source=source))
+        device = self.q.device
+        asking = (
+            None if geometry.asking is None else placed(geometry, device, "asking", lambda: geometry.told.to(device))
+        )
+        told = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
+        decision = policy.rule.decide(told)
         width = policy.rule.limit(geometry.n_blocks)
         kv_idx = self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
         return Selection.of_groups(kv_idx, decision, geometry, self.q.shape[1])
@@ -109,7 +118,7 @@ class PlannedCall:
 
 def _plan(
     q: Tensor, k: Tensor, policy: Policy | str, scale: float | None, backend: str, key_padding: Tensor | None,
-    cu_seqlens: Tensor | None, all_heads: AllHeads | None, summaries: Summaries | None,
+    cu_seqlens: Tensor | None, all_heads: AllHeads | None, summaries: Summaries | None, prompt_len: int | None,
 ) -> PlannedCall:  # fmt: skip
     """Plans a call for `select` or `attention`. They have checked q and k already."""
     policy = as_policy(policy)
@@ -118,8 +127,11 @@ def _plan(
     check_summaries(summaries, key_padding, cu_seqlens)
     if all_heads is not None and not callable(all_heads):
         raise TypeError(f"all_heads must be a function of a tensor [B, H, ...], got {type(all_heads).__name__}")
+    check_prompt_len(prompt_len, k.shape[2], packed=cu_seqlens is not None)
     chosen = backends.choose(backend, q)
-    return PlannedCall(q, k, policy, geometry, scale, chosen, all_heads or alone, summaries)
+    return PlannedCall(
+        q, k, policy, geometry, scale, chosen, all_heads or alone, summaries, prompt_len=prompt_len
+    )  # fmt: skip
 
 
 def select(
@@ -133,6 +145,7 @@ def select(
     cu_seqlens: Tensor | None = None,
     summaries: Summaries | None = None,
     all_heads: AllHeads | None = None,
+    prompt_len: int | None = None,
 ) -> Selection:
     """Chooses the key blocks that each tile of queries keeps, and says how sure the cut was.
 
@@ -145,16 +158,20 @@ def select(
     is called with a tensor `[B, H, ...]` of this rank's numbers, and returns those of all ranks, `[B, all heads, ...]`
     in one order everywhere, and the slice of heads that are this rank's own.
 
+    `prompt_len` is for prompts that come in chunks: how many keys the prompt has in the end, N and those that later
+    calls will bring (any large number while nobody knows). Rules that protect the last tiles, as `auto` does, then
+    protect those of the prompt and not of every chunk. Without it, each call counts as a prompt's end.
+
     A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
     of its tile to decide.
     """
     if torch.compiler.is_compiling():
         return _untraced_select(
             q, k, policy, scale=scale, backend=backend, key_padding=key_padding, cu_seqlens=cu_seqlens,
-            summaries=summaries, all_heads=all_heads,
+            summaries=summaries, all_heads=all_heads, prompt_len=prompt_len,
         )  # fmt: skip
     check_qk(q, k)
-    call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries)
+    call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries, prompt_len)
     kept = call.select()
     return select_all(call.geometry, q.shape[1], q.device) if kept is None else kept
 
@@ -227,6 +244,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
     key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
     return_lse: Literal[False] = False, summaries: Summaries | None = None, all_heads: AllHeads | None = None,
+    prompt_len: int | None = None,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -235,6 +253,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, policy: Policy | str, *, scale: float | None = None, backend: str = "auto",
     key_padding: Tensor | None = None, cu_seqlens: Tensor | None = None, softcap: float = 0.0,
     return_lse: Literal[True], summaries: Summaries | None = None, all_heads: AllHeads | None = None,
+    prompt_len: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -252,6 +271,7 @@ def attention(
     return_lse: bool = False,
     summaries: Summaries | None = None,
     all_heads: AllHeads | None = None,
+    prompt_len: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway.
 
@@ -263,13 +283,13 @@ def attention(
     if torch.compiler.is_compiling():
         if summaries is None and all_heads is None:
             text = _as_text(policy)
-            out, lse = attention_op(q, k, v, text, scale, backend, key_padding, cu_seqlens, float(softcap))
+            out, lse = attention_op(q, k, v, text, scale, backend, key_padding, cu_seqlens, float(softcap), prompt_len)
             return (out, lse) if return_lse else out
         return _untraced_attention(
             q, k, v, policy, scale=scale, backend=backend, key_padding=key_padding, cu_seqlens=cu_seqlens,
-            softcap=softcap, return_lse=return_lse, summaries=summaries, all_heads=all_heads,
+            softcap=softcap, return_lse=return_lse, summaries=summaries, all_heads=all_heads, prompt_len=prompt_len,
         )  # fmt: skip
-    call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries)
+    call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries, prompt_len)
     result = call.run(v, softcap)
     return (result.out, result.lse) if return_lse else result.out
 
@@ -302,9 +322,10 @@ def attention_op(
     key_padding: Tensor | None,
     cu_seqlens: Tensor | None,
     softcap: float,
+    prompt_len: int | None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with a policy as JSON: output and log-sum-exp."""
-    call = _plan(q, k, _from_text(policy), scale, backend, key_padding, cu_seqlens, None, None)
+    call = _plan(q, k, _from_text(policy), scale, backend, key_padding, cu_seqlens, None, None, prompt_len)
     result = call.run(v, softcap)
     return result.out, result.lse
 

@@ -88,6 +88,18 @@ def check_softcap(softcap: float) -> None:
         raise ValueError(f"softcap must be a positive number, or 0 for none, got {softcap!r}")
 
 
+def check_prompt_len(prompt_len: int | None, keys: int, *, packed: bool = False) -> None:
+    if prompt_len is None:
+        return
+    if not isinstance(prompt_len, int) or isinstance(prompt_len, bool) or prompt_len < keys:
+        raise ValueError(
+            f"prompt_len must be a whole number of keys, at least the {keys} that are there, got {prompt_len!r}: it "
+            "counts those of this call, of earlier and of later ones; leave it out where tokens are decoded"
+        )
+    if packed:
+        raise ValueError("prompt_len and cu_seqlens exclude each other: packed prompts are whole, none comes in chunks")
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -7,17 +7,23 @@ own rows, the blocks before it and where the prompt ends; it does not know the p
   tile: they mean the same.
 - The router's quantile compares all tiles of a prompt. It has no meaning here; thresholds that were calibrated for each
   layer do (`closecall calibrate`), and so has an absolute one.
-- `last-tile`, and with it `auto`, protects the last tile of the *prompt*. Nobody pays for it, for the others may have
-  been computed before the prompt's end was known: the mean rises by the protected tile's extra blocks.
+- `last-tile`, and with it `auto`, protects the last tiles of the *prompt*. Nobody pays for them, for the others may
+  have been computed before the prompt's end was known: the mean rises by the protected tiles' extra blocks.
 - Scorers must judge a block by a summary of its keys. Those that look at other rows or at the whole prompt do not.
+
+Paged calls promise all of that. Calls on tensors that say how long the prompt is (`prompt_len`) promise the third
+point: their chunks need not begin on the tile grid, and their routers see the tiles of one chunk together.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
+import torch
 from torch import Tensor
 
+from .geometry import Geometry
 from .policy import Policy
 from .rules.base import Rule
 from .rules.dense import Dense
@@ -89,3 +95,34 @@ def protected(tiles: int, from_end: Tensor, sequence: Tensor) -> Tensor:
     their sequence's id, and all others have none (-1), like tiles that do not exist.
     """
     return sequence.where(from_end < tiles, -1)
+
+
+def within_prompt(policy: Policy, geometry: Geometry, prompt_len: int | None) -> tuple[Policy, Geometry]:
+    """The policy and the geometry of a call that is a chunk of a prompt of so many keys.
+
+    A call that holds the whole prompt, or does not say (None), is what it is: its other tiles pay for the last ones.
+    """
+    if prompt_len is None or geometry.q_len == prompt_len or not isinstance(policy.rule, LastTile):
+        return policy, geometry
+    return _unpaid(policy), _asking(geometry, policy.rule.tiles, prompt_len - geometry.k_len)
+
+
+@functools.lru_cache(maxsize=64)
+def _unpaid(policy: Policy) -> Policy:
+    """The policy, a `last-tile` one, whose last tiles nobody pays for."""
+    assert isinstance(policy.rule, LastTile)
+    return policy.replace(rule=dataclasses.replace(policy.rule, pay=False))
+
+
+@functools.lru_cache(maxsize=64)
+def _asking(geometry: Geometry, tiles: int, to_come: int) -> Geometry:
+    """The geometry that knows which tiles are among the last of a prompt that has `to_come` more rows.
+
+    Sequences that end before the buffer does, padded on the right or packed, are over. Layers share the answer.
+    """
+    after = geometry.from_end
+    last = torch.arange(geometry.n_tiles) + after
+    goes_on = (geometry.key + geometry.end).gather(1, last) == geometry.k_len
+    after = after + torch.where(goes_on, -(-to_come // geometry.tile), 0)
+    asking = geometry.sequence.where((after < tiles) & geometry.exists, -1)
+    return dataclasses.replace(geometry, asking=asking)

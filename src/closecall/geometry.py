@@ -30,6 +30,7 @@ class Geometry:
     pos: Tensor  # position of the tile's first row among the sequence's keys
     sequence: Tensor  # id of the tile's sequence, unique over the whole batch
     whole: bool  # one sequence per batch row that fills the buffer
+    asking: Tensor | None = None  # `sequence` where a tile is among its prompt's last, else -1; None: not said
 
     @property
     def batch(self) -> int:
@@ -52,6 +53,16 @@ class Geometry:
     def visible(self) -> Tensor:
         """Number of blocks that start at or before the tile's last row."""
         return torch.where(self.exists, (self.end + self.block - 1) // self.block, 0)
+
+    @property
+    def told(self) -> Tensor:
+        """The sequences that a rule which protects last tiles is told of: `asking`, or all of them."""
+        return self.sequence if self.asking is None else self.asking
+
+    @functools.cached_property
+    def from_end(self) -> Tensor:
+        """How many tiles of its sequence follow each tile in this call."""
+        return from_end(self.sequence)
 
     @functools.cached_property
     def _forced(self) -> dict[int, Tensor]:
@@ -112,6 +123,15 @@ class Geometry:
             (ts[0][0], slice(ts[0][1], ts[-1][1] + 1), slice(ts[0][2].start, ts[-1][2].stop), ts[-1][3])
             for ts in by_sequence.values()
         ]
+
+
+def from_end(sequence: Tensor) -> Tensor:
+    """int64 `[B, T]`: how many tiles of the same sequence follow each tile."""
+    tile = torch.arange(sequence.shape[1], device=sequence.device).expand_as(sequence)
+    ends = torch.ones_like(sequence, dtype=torch.bool)
+    ends[:, :-1] = sequence[:, :-1] != sequence[:, 1:]
+    last = torch.where(ends, tile, sequence.shape[1]).flip(1).cummin(1).values.flip(1)
+    return last - tile
 
 
 Spans = tuple[tuple[tuple[int, int, int, int], ...], ...]

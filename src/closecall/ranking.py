@@ -45,6 +45,7 @@ class Ranked:
     visible: Tensor  # int64 [B, T]: number of visible blocks
     forced: Tensor  # int64 [B, T]: number of forced blocks
     sequence: Tensor  # int64 [B, T]: the tile's sequence
+    asking: Tensor | None = None  # int64 [B, T], as in the geometry: for rules that protect last tiles
     all_heads: AllHeads = alone
     source: Source | None = None  # always there when `select` asks a rule
 

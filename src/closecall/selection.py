@@ -19,6 +19,8 @@ class Selection:
 
     kv_idx:    int32 `[B, H, T, width]`, block indices ascending, then the sentinel `n_blocks`.
     counts:    int32 `[B, H, T]`, how many blocks are kept; 0 for a tile that does not exist.
+               More than `width` only where a tile keeps every block it sees: that needs no list, and kv_idx has its
+               first ones. So one tile that reads everything does not widen the lists of all others.
     margin:    float32 `[B, H, T]`, how decisive the cut was (Eq. 4); NaN where nothing was cut.
     triggered: bool `[B, H, T]`, the tiles the rule expanded.
     group:     how many consecutive heads, from the first on, keep the same blocks because they decided together
@@ -129,12 +131,19 @@ class Selection:
         tensors = {f: getattr(self, f).to(device) for f in ("kv_idx", "counts", "margin", "triggered")}
         return dataclasses.replace(self, **tensors)
 
+    @property
+    def unlisted(self) -> Tensor:
+        """bool `[B, H, T]`: tiles that keep every block they see, and more than there is room for in kv_idx."""
+        return self.counts > self.kv_idx.shape[-1]
+
     def kept_mask(self, at: Any = ...) -> Tensor:
         """bool `[..., n_blocks]`: which blocks are kept, by all tiles or by those at an index into `[B, H, T]`."""
         index, counts = self.kv_idx[at], self.counts[at]
         used = torch.arange(index.shape[-1], device=index.device) < counts[..., None]
         mask = torch.zeros(*counts.shape, self.n_blocks + 1, dtype=torch.bool, device=index.device)
-        return mask.scatter_(-1, torch.where(used, index.long(), self.n_blocks), True)[..., :-1]
+        mask = mask.scatter_(-1, torch.where(used, index.long(), self.n_blocks), True)[..., :-1]
+        first = torch.arange(self.n_blocks, device=index.device) < counts[..., None]
+        return mask | (first & self.unlisted[at][..., None])
 
     def check(self) -> None:
         """Raises ValueError unless the kept blocks are ascending, distinct, visible and as many as counts says."""
@@ -154,12 +163,13 @@ class Selection:
             )
         width = self.kv_idx.shape[3]
         visible = g.visible.to(self.counts.device)[:, None]
-        bad = (self.counts < 0) | (self.counts > width) | (self.counts > visible)
+        bad = (self.counts < 0) | (self.unlisted & (self.counts < visible)) | (self.counts > visible)
         if bool(bad.any()):
             b, h, t = bad.nonzero()[0].tolist()
             raise ValueError(
                 f"selection.counts[{b}, {h}, {t}] = {int(self.counts[b, h, t])}, but that tile sees "
-                f"{int(visible[b, 0, t])} blocks and kv_idx has room for {width}"
+                f"{int(visible[b, 0, t])} blocks and kv_idx has room for {width}: only a tile that keeps all it sees "
+                "may keep more than that"
             )
         kept = torch.arange(width, device=self.kv_idx.device) < self.counts[..., None]
         bad = kept & ((self.kv_idx < 0) | (self.kv_idx >= visible[..., None]))
@@ -201,7 +211,10 @@ def each_head(x: Tensor, group: int) -> Tensor:
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
-    """kv_idx from a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending."""
+    """kv_idx from a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending.
+
+    A tile that keeps more than `width` keeps all it sees (`Selection.unlisted`).
+    """
     sentinel = geometry.n_blocks
     free = (counts - ranked.forced[:, None])[..., None]
     slots = torch.arange(ranked.order.shape[-1], device=counts.device)
@@ -211,7 +224,8 @@ def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, 
     most = int(geometry.forced(sinks).max())
     must = torch.where(forced, block, sentinel).sort(-1).values[..., :most].to(torch.int32)
     must = must[:, None].expand(*chosen.shape[:3], most)
-    return torch.cat([must, chosen], -1).sort(-1).values[..., :width].contiguous()
+    listed = torch.cat([must, chosen], -1).sort(-1).values[..., :width]
+    return torch.where((counts > width)[..., None], block[:width], listed).contiguous()
 
 
 def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selection:

@@ -12,9 +12,9 @@ from drawing import Case
 
 def kept_of(selection: closecall.Selection) -> dict[tuple[int, int, int], list[int]]:
     """{(batch row, head, tile): its kept blocks}, reading no further than the counts."""
-    index, counts = selection.kv_idx.tolist(), selection.counts.tolist()
+    index, counts, width = selection.kv_idx.tolist(), selection.counts.tolist(), selection.kv_idx.shape[3]
     return {
-        (b, h, t): index[b][h][t][:n]
+        (b, h, t): index[b][h][t][:n] if n <= width else list(range(n))
         for b, heads in enumerate(counts)
         for h, tiles in enumerate(heads)
         for t, n in enumerate(tiles)

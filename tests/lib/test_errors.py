@@ -263,6 +263,10 @@ BAD_SELECTIONS = {
     "unsorted": (with_row([2, 0, 4, 4], 2), ["kv_idx[0, 1, 0, 0:2] = [2, 0]", "ascending", "sort"]),
     "duplicated": (with_row([0, 2, 2, 4], 3, 1), ["kv_idx[0, 1, 1, 1:3] = [2, 2]", "distinct"]),
     "more than there is room": (with_row([0, 1, 2, 3], 5, 1), ["counts[0, 1, 1] = 5", "4 blocks", "room for 4"]),
+    "no list and not all": (
+        {"kv_idx": hand_made().kv_idx[..., :1], "counts": torch.tensor([[[1, 1], [2, 1]]], dtype=torch.int32)},
+        ["counts[0, 1, 0] = 2", "sees 3 blocks", "room for 1", "keeps all it sees"],
+    ),
     "more than is visible": (with_row([0, 1, 2, 3], 4), ["counts[0, 1, 0] = 4", "sees 3 blocks"]),
     "negative count": (with_row([0, 1, 2, 3], -1), ["counts[0, 1, 0] = -1"]),
     "int64 indices": (

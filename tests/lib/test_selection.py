@@ -182,3 +182,28 @@ def test_it_says_what_was_triggered_where_there_was_something_to_trigger() -> No
     assert str(closecall.select(q, k, "dense")).endswith("kept 100.0%, nothing was cut")
     router = closecall.select(q, k, closecall.policy("router", budget=3))  # of tiles 6 to 9, ceil(0.4 * 4)
     assert str(router).endswith("triggered 50.0%")
+
+
+@pytest.mark.parametrize("rows", [96, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tile_that_reads_everything_needs_no_list(engine: Engine, rows: int, dtype: torch.dtype) -> None:
+    """Its count goes beyond the width of kv_idx, which holds its first blocks; every reader takes that for all."""
+    generator = torch.Generator().manual_seed(rows)
+    q, k, v = (torch.randn(1, h, n, 16, generator=generator).to(dtype) for h, n in ((2, rows), (1, 168), (1, 168)))
+    policy = closecall.policy(
+        "last-tile-on-quest", budget=5, tile_factor=1, factor="dense", pay=False, block=16, tile=32
+    )
+    kept = engine.select(q, k, policy)
+    assert kept.kv_idx.shape[3] == 10  # twice the tile budget
+    assert kept.unlisted[0].tolist() == [[*[False] * (len(kept.counts[0, 0]) - 1), True]] * 2
+    assert kept.counts[0, :, -1].tolist() == [11, 11]
+    assert kept.kv_idx[0, :, -1].tolist() == [list(range(10))] * 2
+    assert bool(kept.kept_mask()[0, :, -1].all())
+    wide = torch.full((*kept.counts.shape, 11), 11, dtype=torch.int32)
+    for cell, blocks in kept_of(kept).items():
+        wide[cell][: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    listed = closecall.Selection.from_blocks(wide, kept.counts, q_len=rows, k_len=168, block=16, tile=32)
+    expected = closecall.attend(q.double(), k.double(), v.double(), listed, backend="reference", return_lse=True)
+    for got, right in zip(engine.attend(q, k, v, kept, return_lse=True), expected, strict=True):
+        assert torch.allclose(got.double(), right, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.equal(closecall.certify(q, k, v, kept).mass, closecall.certify(q, k, v, listed).mass)

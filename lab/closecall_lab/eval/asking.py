@@ -2,8 +2,8 @@
 
 So people with prefix caching work. Three passes make an answer:
 
-1. the context, by the policy, once;
-2. the question's own rows, by the policy, over the context's keys: as a prompt's continuation, however short it is;
+1. the context, by the policy, once: a chunk of a prompt that goes on with the longest question;
+2. the question's own rows, by the policy, over the context's keys: the prompt's last chunk, however short it is;
 3. the expected answer, densely, as decoding is. Greedy decoding gives it if every token is the likeliest after those
    before, so one pass over all of them tells. The answer's rows take no part in what the question's tiles keep.
 
@@ -58,6 +58,7 @@ def read(subject: Subject, example: Example, encoded: Encoded, applied: Applied)
     context = Watch([])
     with torch.no_grad(), attach(model, applied.policy) as handle:
         handle.watch(context.see)
+        handle.prompt_len = tokens + max(len(c.ids) for c in continued)
         begin = time.perf_counter()
         cache = model(
             torch.tensor([encoded.ids], device=model.device), logits_to_keep=1, use_cache=True
@@ -95,6 +96,7 @@ def _ask(
     watch = Watch(asked, first=tokens)
     with torch.no_grad(), attach(model, chosen, decode="sparse") as handle:  # a prompt goes on, nothing is decoded yet
         handle.watch(watch.see)
+        handle.prompt_len = tokens + len(tail.ids)
         out = model(
             torch.tensor([tail.ids], device=model.device), past_key_values=cache, logits_to_keep=1, use_cache=True
         )

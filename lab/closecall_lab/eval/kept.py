@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from closecall.geometry import plan
@@ -66,17 +65,15 @@ class Watch:
             last_triggered=float(fired[-1]),
             asked_triggered=[float(fired[t]) for t in tiles],
             hits=[
-                [_held(selection.kv_idx[0, :, t], span) for span in a.gold]
+                [_held(selection.kept_mask((0, slice(None), t)), span) for span in a.gold]
                 for a, t in zip(self.asked, tiles, strict=True)
             ],
         )
 
 
 def _held(kept: Tensor, blocks: list[int]) -> list[float]:
-    """Returns, for each block, the share of heads whose kept set `[H, width]` has it."""
-    wanted = torch.tensor(blocks, device=kept.device)
-    found = (kept[:, :, None] == wanted).any(1).float().mean(0)
-    return [float(x) for x in found]
+    """Returns, for each block, the share of heads whose kept blocks, bool `[H, n_blocks]`, have it."""
+    return [float(x) for x in kept[:, blocks].float().mean(0)]
 
 
 def everything(tokens: int, policy: Policy, heads: int, asked: Sequence[Asked], *, first: int = 0) -> Sums:

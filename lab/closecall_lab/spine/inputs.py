@@ -66,5 +66,6 @@ def flops(selection: Selection | None, geometry: Geometry, heads: int, dim: int,
     else:
         keys = (end[:, None, :, None] - selection.kv_idx.long() * geometry.block).clamp(0, geometry.block)
         kept = torch.arange(keys.shape[-1]) < selection.counts[..., None]
-        pairs = int((keys.where(kept, 0).sum(-1) * rows[:, None]).sum())
+        listed = torch.where(selection.unlisted, end[:, None], keys.where(kept, 0).sum(-1))
+        pairs = int((listed * rows[:, None]).sum())
     return 2 * (dim + value_dim) * pairs

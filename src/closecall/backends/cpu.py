@@ -165,10 +165,10 @@ def rank(
     full = geometry.exists.all()
     order = torch.empty(shape, dtype=torch.int32) if full else torch.full(shape, geometry.n_blocks, dtype=torch.int32)
     scores = torch.empty(shape) if full else torch.full(shape, -torch.inf)
-    limits = policy.rule.limits(geometry.sequence, geometry.n_blocks)
+    limits = policy.rule.limits(geometry.told, geometry.n_blocks)
     far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
     kinds = (native.summary, native.reduction, policy.sinks, width)
-    every_row = policy.rule.every_row(geometry.sequence) if policy.pool > 1 else None
+    every_row = policy.rule.every_row(geometry.told) if policy.pool > 1 else None
     single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
     pooling = (policy.pool, policy.tile // policy.pool, single.data_ptr() if single.numel() else 0, together)
     chosen = _tier()

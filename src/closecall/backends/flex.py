@@ -108,6 +108,8 @@ def _kept(selection: Selection | None, geometry: Geometry, b: int, tiles: slice,
     blocks = selection.kv_idx.new_zeros(*counts.shape, geometry.n_blocks)
     width = min(selection.kv_idx.shape[-1], geometry.n_blocks)
     blocks[..., :width] = selection.kv_idx[b, :, tiles, :width]
+    every = torch.arange(geometry.n_blocks, dtype=torch.int32, device=device)
+    blocks = torch.where(selection.unlisted[b, :, tiles, None], every, blocks)
     kept = _Kept(blocks, counts, start)
     return kept._replace(blocks=blocks.masked_fill(~kept.used, 0))
 

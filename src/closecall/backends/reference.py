@@ -37,7 +37,7 @@ def tile_scores(
     group = heads // k.shape[1]  # query head h reads key head h // group
     mass = policy.reduction.of is Of.MASS
     if every_row is None and policy.pool > 1:
-        every_row = policy.rule.every_row(geometry.sequence)
+        every_row = policy.rule.every_row(geometry.told)
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
     for b, tiles, rows, keys in geometry.spans():
         single = () if every_row is None else tuple(every_row[b, tiles].tolist())
@@ -158,7 +158,7 @@ def attend(
         sees = position <= torch.arange(pos, n, device=q.device)[:, None]  # causal, aligned to the end: [rows, keys]
         for h in range(q.shape[1]):
             shared = h // (q.shape[1] // k.shape[1])
-            if selection is None:
+            if selection is None or bool(selection.unlisted[b, h, t]):
                 mask = sees
             else:
                 kept = selection.kv_idx[b, h, t, : int(selection.counts[b, h, t])]

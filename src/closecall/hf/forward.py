@@ -36,6 +36,7 @@ class Settings:
     group: str  # the name of the process group over which heads are spread; empty for one process
     all_heads: AllHeads
     backend: str = "auto"
+    prompt_len: int | None = None
     recorder: Recorder | None = None
     see: Callable[[int, Selection], None] | None = None
     tap: Callable[[int, Call], None] | None = None
@@ -77,7 +78,8 @@ class AttachedLayer:
         """One call: attention by the layer's policy, counted and shown to whoever watches."""
         below, settings = self.dense_below(q.shape[2]), self.settings
         known = None if self.reuse is None else self.reuse.take(self.layer.index, q.shape[2], k)
-        ran = run(q, k, v, segments, self.policy, below, scale, softcap, settings.backend, settings.all_heads, known)
+        given = (self.policy, below, scale, softcap, settings.backend, settings.all_heads, known, settings.prompt_len)
+        ran = run(q, k, v, segments, *given)
         candidate_keys = 0 if below == NEVER else k.shape[2]
         self.stats.add_call(candidate_keys, ran.select_seconds, ran.attend_seconds)
         if ran.kept is not None:
@@ -171,7 +173,7 @@ def forward(
         below = state.dense_below(query.shape[2])
         out, lse = attention_op(
             query, key, value, attention_mask, state.policy_json, below, scale, softcap or 0.0,
-            settings.backend, settings.group,
+            settings.backend, settings.group, settings.prompt_len,
         )  # fmt: skip
     else:
         out, lse = state.run(query, key, value, attention_mask, scale, softcap or 0.0)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from ..checks import check_prompt_len
 from ..policy import Policy
 from ..selection import Selection
 from .forward import STATE, AttachedLayer, Settings, register
+from .generate import see_generate, see_generate_no_more
 from .layers import Layer
 from .op import Call, heads_over
 from .stats import Recorder, Stats
@@ -63,6 +65,18 @@ class Handle:
     def backend(self, name: str) -> None:
         self._settings.backend = name
 
+    @property
+    def prompt_len(self) -> int | None:
+        """For prompts that the model is called with in chunks: how many keys the prompt has in the end, padding and
+        what is cached already included. Set it before the first chunk, to any large number while nobody knows, and back
+        to None after the last; `generate(prefill_chunk_size=...)` is seen without. See `closecall.attention`."""
+        return self._settings.prompt_len
+
+    @prompt_len.setter
+    def prompt_len(self, keys: int | None) -> None:
+        check_prompt_len(keys, 0)
+        self._settings.prompt_len = keys
+
     # -- attaching and detaching ---------------------------------------------------------------------------------------
 
     def attach(self) -> None:
@@ -91,6 +105,7 @@ class Handle:
             state = AttachedLayer(self._settings, layer, id(layer) in chosen)
             object.__setattr__(layer.module, STATE, state)
             self._attached.append(state)
+        see_generate(self.model)
 
     def detach(self) -> None:
         """Restores the model exactly, and warns if the policy never cut anything. Doing it twice does no harm."""
@@ -102,6 +117,7 @@ class Handle:
             module.config = config
         for state in self._attached:
             state.drop()
+        see_generate_no_more(self.model)
         self._before.clear()
         settings = self._settings
         settings.recorder = settings.see = settings.tap = settings.eps = None

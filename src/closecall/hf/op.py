@@ -97,16 +97,19 @@ def run(
     backend: str,
     all_heads: AllHeads = alone,
     summaries: Summaries | None = None,
+    prompt_len: int | None = None,
 ) -> Ran:
     """Attention by the policy, dense where fewer than `dense_below` keys are there.
 
-    `summaries` of the keys' first blocks are used and added to, unless there is padding or packing.
+    `summaries` of the keys' first blocks are used and added to, unless there is padding or packing. `prompt_len`: the
+    keys that the prompt has in the end; what comes after them was decoded, and is nobody's last tile.
     """
     start = time.perf_counter()
     seen = see(q, k, v, segments, policy)
     known = summaries if seen.geometry.whole and seen.row_order is None else None
     chosen = backends.choose(backend, q)
-    call = PlannedCall(seen.q, seen.k, policy, seen.geometry, scale, chosen, all_heads, known, dense_below)
+    prompt_len = None if prompt_len is None or prompt_len < seen.k.shape[2] else prompt_len
+    call = PlannedCall(seen.q, seen.k, policy, seen.geometry, scale, chosen, all_heads, known, dense_below, prompt_len)
     looked = time.perf_counter() - start
     out, lse, kept, select_seconds, attend_seconds = call.run(seen.v, softcap)
     if seen.row_order is not None:
@@ -142,9 +145,11 @@ def attention_op(
     softcap: float,
     backend: str,
     group: str,
+    prompt_len: int | None,
 ) -> tuple[Tensor, Tensor]:
     """`run` with a policy as JSON and a process group by name."""
-    ran = run(q, k, v, segments, _parse(policy), dense_below, scale, softcap, backend, heads_over(group))
+    given = (_parse(policy), dense_below, scale, softcap, backend, heads_over(group))
+    ran = run(q, k, v, segments, *given, prompt_len=prompt_len)
     return ran.out, ran.lse
 
 

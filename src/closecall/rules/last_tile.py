@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..checks import is_number
+from ..geometry import from_end
 from ..placed import placed
 from ..ranking import Decision, Ranked, Source, margins_at
 from ..registry import Setting
@@ -21,6 +22,7 @@ from .pooled import deal, later_first, sums
 from .topk import TopK
 
 DENSE = "dense"
+TWICE = 2  # of what `rule` gives: as far as lists of kept blocks go for tiles that would read everything
 
 
 @RULES.register("last-tile")
@@ -28,7 +30,9 @@ DENSE = "dense"
 class LastTile(Rule):
     """Decides as `rule` does, but the last tile of each sequence keeps `factor` times the blocks that `rule` gives it.
 
-    factor: rounded down to whole blocks, forced ones included; or `"dense"`, every block the last tile sees.
+    factor: rounded down to whole blocks, forced ones included; or `"dense"`, every block the last tile sees. That is
+    all or nothing: where the others cannot pay for it, the last tiles get up to twice as many, and no list of kept
+    blocks is ever longer.
     tiles: how many last tiles are protected: a long question, or one at the start of a short last tile, takes two.
     pay: the blocks are taken, head by head, from the other tiles that can choose, as evenly as whole blocks allow (odd
     ones from earlier tiles), so that the mean stays that of `rule`. No tile gives more than half of its unforced
@@ -37,7 +41,8 @@ class LastTile(Rule):
 
     A policy that pools rows scores every row of the protected tiles.
 
-    The last tile is that of the call: in chunked prefill each chunk has one, and a decoding step has no other.
+    The last tile is that of the call, unless the caller says how long the prompt is (`prompt_len` of `select` and
+    `attention`, see `closecall.chunks`): then it is the prompt's, and a chunk without it protects none.
     """
 
     rule: Rule = field(default_factory=TopK)
@@ -94,7 +99,8 @@ class LastTile(Rule):
         return self.rule.at_ranks
 
     def limit(self, n_blocks: int) -> int:
-        return n_blocks if self.factor == DENSE else min(_part(self.rule.limit(n_blocks), self.factor), n_blocks)
+        factor = TWICE if self.factor == DENSE else self.factor
+        return min(_part(self.rule.limit(n_blocks), factor), n_blocks)
 
     def every_row(self, sequence: Tensor) -> Tensor:
         """The protected tiles: the question is often a single row, which a mean would drown."""
@@ -114,12 +120,13 @@ class LastTile(Rule):
 
     def decide(self, ranked: Ranked) -> Decision:
         inner = self.rule.decide(ranked)
-        if self._nobody_pays(ranked.sequence):
+        told = ranked.sequence if ranked.asking is None else ranked.asking
+        if self._nobody_pays(told):
             return inner
         if type(self.rule) is TopK and ranked.source is not None:
             moved, expanded = self._moved_by_plan(ranked.source, ranked.visible.device)
         else:
-            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, ranked.sequence)
+            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, told)
         counts = inner.counts + moved
         margin = torch.where(moved != 0, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
         return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)
@@ -131,7 +138,7 @@ class LastTile(Rule):
 
         def make() -> tuple[Tensor, Tensor]:
             counts = geometry.visible.clamp(max=self.tile_budget)[:, None]
-            moved, expanded = self.moved(counts, geometry.visible, geometry.forced(sinks), geometry.sequence)
+            moved, expanded = self.moved(counts, geometry.visible, geometry.forced(sinks), geometry.told)
             return moved.to(device), expanded.to(device)
 
         return placed(geometry, device, (self, sinks), make)
@@ -146,17 +153,25 @@ class LastTile(Rule):
         if self.pay:
             payers = ((visible > self.tile_budget) & ~last)[:, None]
             free = torch.where(payers, counts - forced[:, None], 0).clamp(min=0)
-            extra, paid = self._settle(extra, free, sequence)
+            modest = torch.where(last[:, None], _part(counts, TWICE).minimum(seen) - counts, 0)
+            extra, paid = self._settle(extra, modest, free, sequence)
         return extra - paid, extra > 0
 
-    def _settle(self, extra: Tensor, free: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
-        """Settles, head by head, what the last tiles get and what the others pay out of their `free` blocks."""
+    def _settle(self, extra: Tensor, modest: Tensor, free: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        """Settles, head by head, what the last tiles get and what the others pay out of their `free` blocks.
+
+        The last tiles ask for `extra` blocks; where they want all and cannot get all, for the `modest` ones.
+        """
         shape = extra.shape
         heads = torch.arange(shape[1], device=extra.device)[:, None]
         pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
         n_pools = int(pool.max()) + 1
         asked, most, theirs = (sums(x.flatten(), pool, n_pools) for x in (extra, free // 2, free))
-        total = asked.minimum(most).minimum(_part(theirs, self.give))
+        can = most.minimum(_part(theirs, self.give))
+        if self.factor == DENSE:
+            extra = torch.where((asked > can)[pool].view(shape), modest, extra)
+            asked = sums(extra.flatten(), pool, n_pools)
+        total = asked.minimum(can)
         earlier_first = torch.arange(extra.numel(), device=extra.device)
         paid = deal((free // 2).flatten(), pool, total, earlier_first)
         if self.tiles == 1:  # nobody to share with
@@ -179,7 +194,7 @@ def _last(sequence: Tensor, tiles: int) -> Tensor:
 
 
 def _find_last(sequence: Tensor, tiles: int) -> Tensor:
-    return (sequence >= 0) & (_from_the_end(sequence) < tiles)
+    return (sequence >= 0) & (from_end(sequence) < tiles)
 
 
 # By the identity of the plan's table, which `plan` shares between calls and nobody writes to.
@@ -198,12 +213,3 @@ def _part(counts: Counts, factor: float | str) -> Counts:
     """`factor` times as many, rounded down; in integers, so that 1.1 times 10 is 11."""
     exact = _fraction(float(factor))
     return counts * exact.numerator // exact.denominator
-
-
-def _from_the_end(sequence: Tensor) -> Tensor:
-    """int64 `[B, T]`: how many tiles of its sequence follow each tile."""
-    tile = torch.arange(sequence.shape[1], device=sequence.device).expand_as(sequence)
-    ends = torch.ones_like(sequence, dtype=torch.bool)
-    ends[:, :-1] = sequence[:, :-1] != sequence[:, 1:]
-    last = torch.where(ends, tile, sequence.shape[1]).flip(1).cummin(1).values.flip(1)
-    return last - tile

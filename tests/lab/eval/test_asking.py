@@ -48,7 +48,7 @@ def shared(subject: Subject, questions: int = 3, answers: list[str] | None = Non
         Question(
             (answers[i] if answers else " ".join(words[40 * i : 40 * i + 3]),),
             gold=((0, 40), (2000 + 100 * i, 2050 + 100 * i)),
-            ask=" ".join(words[100 + 50 * i : 120 + 60 * i]),
+            ask=" ".join(words[101 + 50 * i : 120 + 60 * i]),
         )
         for i in range(questions)
     )
@@ -58,14 +58,16 @@ def shared(subject: Subject, questions: int = 3, answers: list[str] | None = Non
 def greedy(subject: Subject, example: Example, policy: closecall.Policy, steps: int) -> list[list[int]]:
     """Every question from a deep copy of the context's cache, its answer decoded token by token."""
     model, said = subject.loaded.model, []
+    asks = [encode_ask(subject.loaded.tokenizer, question).ids for question in example.questions]
     with torch.no_grad():
-        with closecall.attach(model, policy):
+        with closecall.attach(model, policy) as handle:
             ids = encode_example(subject.loaded.tokenizer, example).ids
+            handle.prompt_len = len(ids) + max(map(len, asks))
             cache = model(torch.tensor([ids]), use_cache=True).past_key_values
-        for question in example.questions:
+        for ask in asks:
             mine = copy.deepcopy(cache)
-            ask = encode_ask(subject.loaded.tokenizer, question).ids
-            with closecall.attach(model, policy, decode="sparse"):
+            with closecall.attach(model, policy, decode="sparse") as handle:
+                handle.prompt_len = len(ids) + len(ask)
                 out = model(torch.tensor([ask]), past_key_values=mine, use_cache=True)
             tokens = [int(out.logits[0, -1].argmax())]
             while len(tokens) < steps:
@@ -132,11 +134,13 @@ def test_the_context_is_chosen_alone_and_each_question_on_top_of_it(
 
     with torch.no_grad(), closecall.attach(model, policy, decode="sparse") as handle:
         handle.record(tmp_path / "context")
+        asks = [encode_ask(subject.loaded.tokenizer, question).ids for question in example.questions]
+        handle.prompt_len = len(encoded.ids) + max(map(len, asks))
         cache = model(torch.tensor([encoded.ids]), use_cache=True).past_key_values
         asked = []
-        for i, question in enumerate(example.questions):
+        for i, ids in enumerate(asks):
             handle.record(tmp_path / str(i))
-            ids = encode_ask(subject.loaded.tokenizer, question).ids
+            handle.prompt_len = len(encoded.ids) + len(ids)
             model(torch.tensor([ids]), past_key_values=copy.deepcopy(cache))
             asked.append(recorded(tmp_path / str(i)))
     context = recorded(tmp_path / "context")
@@ -151,7 +155,12 @@ def test_the_context_is_chosen_alone_and_each_question_on_top_of_it(
             b for span in tasks.gold_blocks(example, example.questions[i], encoded.offsets, policy.block) for b in span
         ]
         kept = [
-            np.mean([b in layer["kv_idx"][0, h, -1, : layer["counts"][0, h, -1]] for h in range(4)])
+            np.mean(
+                [
+                    b in layer["kv_idx"][0, h, -1] or layer["counts"][0, h, -1] > layer["kv_idx"].shape[3]
+                    for h in range(4)
+                ]
+            )
             for layer in layers
             for b in blocks
         ]

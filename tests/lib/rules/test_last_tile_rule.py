@@ -46,12 +46,13 @@ def settled(case: Drawn, inner: torch.Tensor, rule: LastTile) -> dict[Any, int]:
     for places in case.sequences.values():
         last, others = places[-n:], places[:-n]
         for h in range(case.heads):
-            wants = {}
-            for b, t in reversed(last):
-                kept, visible = found[b, h, t], int(case.ranked.visible[b, t])
-                more = visible if isinstance(rule.factor, str) else min(int(rule.factor * kept), visible)
-                wants[b, h, t] = more - kept
-            takes = [c for turn in range(20) for c in wants if wants[c] > turn]
+            room = {(b, h, t): int(case.ranked.visible[b, t]) - found[b, h, t] for b, t in reversed(last)}
+
+            def taking(factor: float, room: dict[Any, int] = room) -> list[Any]:
+                wants = {c: min(math.floor(factor * found[c]) - found[c], room[c]) for c in room}
+                return [c for turn in range(20) for c in wants if wants[c] > turn]
+
+            takes = taking(100 if isinstance(rule.factor, str) else rule.factor)
             if not rule.pay:
                 for cell in takes:
                     found[cell] += 1
@@ -64,6 +65,8 @@ def settled(case: Drawn, inner: torch.Tensor, rule: LastTile) -> dict[Any, int]:
             gives = [c for turn in range(20) for c in can if can[c] > turn]
             free = sum(found[b, h, t] - int(case.ranked.forced[b, t]) for b, h, t in can)
             gives = gives[: math.floor(Fraction(str(rule.give)) * free)]
+            if isinstance(rule.factor, str) and len(gives) < len(takes):  # all they see, or up to twice as many
+                takes = taking(2)
             for giver, taker in zip(gives, takes, strict=False):
                 found[giver] -= 1
                 found[taker] += 1
@@ -212,7 +215,7 @@ def test_as_a_value() -> None:
     made = Policy(SCORERS["quest"](), LastTile(Fill(budget=7), factor="dense", pay=False))
     assert Policy.from_json(made.to_json()) == made
     assert hash(made) == hash(Policy.from_json(made.to_json()))
-    assert (made.rule.tile_budget, made.rule.limit(1000)) == (14, 1000)
+    assert (made.rule.tile_budget, made.rule.limit(1000)) == (14, 112)  # fill asks for 4 x 14
     assert LastTile(TopK(budget=10), factor=1.5).limit(1000) == 30
     assert LastTile(TopK(budget=5), factor=1.1).limit(1000) == 11  # 1.1 * 10 is 11, not what binary makes of it
     named = closecall.policy("last-tile-on-quest", rule="fill", budget=7, floor=0.25, factor=3)

@@ -50,7 +50,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, kept: Selection | None, out: Tensor, 
 def _of_cell(kept: Selection | None, h: int, t: int, end: int, block: int) -> tuple[Tensor, Tensor]:
     """kv_idx and counts of one cell, with the sentinel of a sequence that ends with the tile."""
     seen = -(-end // block)
-    if kept is None:
+    if kept is None or bool(kept.unlisted[0, h, t]):
         return torch.arange(seen, dtype=torch.int32)[None, None, None], torch.full((1, 1, 1), seen, dtype=torch.int32)
     index = kept.kv_idx[:, h : h + 1, t : t + 1].cpu()
     return index.clamp(max=seen), kept.counts[:, h : h + 1, t : t + 1].cpu()

@@ -107,8 +107,8 @@ def judge(layer: CapturedLayer, policy: Policy, asked: Sequence[Asked], dense: t
     hits: list[Tensor] = []
     gold_kept = gold_there = 0.0
     for one in asked:
-        held = kept.kv_idx[0, :, one.row // policy.tile]  # [H, width]; the sentinel is no block
-        kept_by_head = {block: (held == block).any(-1) for block in one.blocks(policy.block)}
+        held = kept.kept_mask((0, slice(None), one.row // policy.tile))
+        kept_by_head = {block: held[:, block] for block in one.blocks(policy.block)}
         hits += [kept_by_head[block] for block in one.blocks(policy.block)]
         if kept_by_head:  # mass counts once, however many spans share the block
             there = block_masses(layer, one.row, list(kept_by_head), policy.block)

@@ -107,7 +107,11 @@ Rows rows_of(const AttendArgs& a, const Tile& tile, int64_t head, int64_t heads)
   r.page = a.pages.page, r.k_page = a.k.sb, r.v_page = a.v.sb;
   r.idx = a.kv_idx ? a.kv_idx + tile.b * a.ib + head * a.ih + tile.t * a.it : nullptr;
   r.count = visible;
-  if (r.idx) r.count = std::min<int64_t>({a.counts[tile.b * a.cb + head * a.ch + tile.t * a.ct], a.width, visible});
+  if (r.idx) {
+    int64_t count = a.counts[tile.b * a.cb + head * a.ch + tile.t * a.ct];
+    if (count > a.width) r.idx = nullptr;  // more than a list holds: every visible block
+    else r.count = std::min(count, visible);
+  }
   r.block = a.tiles.block;
   r.out = (char*)at(a.out, size, tile.b, head, tile.row), r.out_row = a.out.sn, r.out_head = a.out.sh;
   r.lse = a.lse + (tile.b * s.H + head) * a.M + tile.row, r.lse_head = a.M;
@@ -382,7 +386,10 @@ const char* run_gather(const GatherArgs& a) {
         int32_t* out = a.kv_idx + cell * a.width;
         if (g.rows[i] > 0) {
           int64_t own = g.pos[i] / g.block, visible = (g.pos[i] + g.rows[i] + g.block - 1) / g.block;
-          int64_t sinks = std::min(a.sinks, own), left = a.counts[b * a.cb + h * a.ch + t * a.ct] - sinks - (visible - own);
+          int64_t count = a.counts[b * a.cb + h * a.ch + t * a.ct];
+          int64_t sinks = std::min(a.sinks, own), left = count - sinks - (visible - own);
+          if (count > a.width)  // every visible block: the first of them
+            while (found < a.width) { out[found] = (int32_t)found; ++found; }
           std::fill(kept.begin(), kept.end(), 0);
           auto keep = [&](int64_t x) { kept[x / 64] |= 1ull << (x % 64); };
           for (int64_t x = 0; x < sinks; ++x) keep(x);

@@ -375,10 +375,13 @@ def _many(
     if selection is None:
         kept = counts = here.plan  # not read
         strides: tuple[int, ...] = (0,) * 6
+        width = 0
     else:
         kept = selection.kv_idx if selection.kv_idx.stride(3) == 1 else selection.kv_idx.contiguous()
         # No further than there are blocks, should a rule of one's own count wrongly: nothing else checks on the device.
-        counts = selection.counts.minimum((kept < geometry.n_blocks).sum(-1)).to(torch.int32)
+        listed = selection.counts.minimum((kept < geometry.n_blocks).sum(-1))
+        counts = torch.where(selection.unlisted, here.visible[:, None], listed).to(torch.int32)
+        width = kept.shape[3]
         strides = (*kept.stride()[:3], *counts.stride())
     group = heads // k.shape[1]
     sharing = group > 1 and selection is not None and selection.group % group == 0
@@ -390,9 +393,10 @@ def _many(
         grid = (geometry.n_tiles * -(-geometry.tile // span), k.shape[1] * -(-group // packed), batch)
         with _running(q.device) as kernel:
             kernel.attend_kernel[grid](
-                q, k, v, out, lse, kept, counts, here.plan, here.plan if paging is None else paging.table,
+                q, k, v, out, lse, kept, counts, here.ordinals, here.plan,
+                here.plan if paging is None else paging.table,
                 *q.stride(), *k.stride(), *v.stride(), *out.stride()[1:3], *strides,
-                geometry.n_tiles, rows, group, *factors, PAGED=0 if paging is None else paging.blocks,
+                geometry.n_tiles, rows, group, width, *factors, PAGED=0 if paging is None else paging.blocks,
                 TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=_fit(chosen.keys, geometry.block),
                 LISTED=selection is not None, STAGES=chosen.num_stages,
                 **_constants(q, v, geometry.block, part, factors[1]),

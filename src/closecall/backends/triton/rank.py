@@ -53,7 +53,7 @@ def best(ascending: Tensor, width: int) -> tuple[Tensor, Tensor]:
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
     """kv_idx from a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending.
 
-    `geometry` has its tensors where `ranked` has them.
+    `geometry` has its tensors where `ranked` has them. A tile that keeps more than `width` keeps all it sees.
     """
     sentinel = geometry.n_blocks
     slot = torch.arange(ranked.order.shape[-1], device=counts.device)
@@ -66,4 +66,6 @@ def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, 
     must = torch.where(slot < first, slot, own + slot - first)
     must = torch.where(must < geometry.visible[..., None], must, sentinel).to(torch.int32)
     must = must[:, None].expand(*chosen.shape[:3], most)
-    return torch.cat([must, chosen], -1).sort(-1).values[..., :width].contiguous()
+    listed = torch.cat([must, chosen], -1).sort(-1).values[..., :width]
+    first = torch.arange(listed.shape[-1], dtype=torch.int32, device=counts.device)
+    return torch.where((counts > width)[..., None], first, listed).contiguous()

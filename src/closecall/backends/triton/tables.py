@@ -23,6 +23,7 @@ class Tables:
 
     plan: Tensor  # int32 [B, T, 5]: row, rows, key, pos of the geometry, and the tile's first block among `blocks`
     blocks: Tensor  # int32 [slots, 3]: batch row, first key and number of keys of every block of every sequence
+    ordinals: Tensor  # int32 [n_blocks]: 0, 1, ..., the list of a tile that keeps every block
     geometry: Geometry  # the same geometry with its tensors on the device
     visible: Tensor  # int64 [B, T], as in the geometry
     own: Tensor  # of the host, int64 [B, T]: the first block that overlaps the tile's rows
@@ -68,4 +69,6 @@ def _build(g: Geometry, device: torch.device) -> Tables:
     ).to(device)  # fmt: skip
     there = dataclasses.replace(g, row=row, rows=rows, key=key, pos=pos, sequence=sequence)
     there.__dict__["visible"] = visible  # in place of what the device would compute, on one stream, when first asked
-    return Tables(plan.to(device), listed.to(torch.int32).to(device), there, visible, g.first_own(), g.visible)
+    ordinals = torch.arange(g.n_blocks, dtype=torch.int32).to(device)
+    listed = listed.to(torch.int32).to(device)
+    return Tables(plan.to(device), listed, ordinals, there, visible, g.first_own(), g.visible)

@@ -104,7 +104,7 @@ def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     chosen = launch.table("attend", arch, *dims, dtype)
     x = f"*{dtype}"
     types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
-    types |= {"table": "*i32", "inner": "fp32", "outer": "fp32"}
+    types |= {"ordinals": "*i32", "table": "*i32", "inner": "fp32", "outer": "fp32"}
     kinds: dict[str, dict[str, object]] = {"attend": {}}
     if dtype == "bf16" and dims not in FORCED_DIMS:  # the same kernel without a list of blocks, and as Gemma 2 calls it
         kinds["attend dense"] = {"LISTED": False}

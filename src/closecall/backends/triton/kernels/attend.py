@@ -10,11 +10,11 @@ import triton
 from .steps import LN_2, LOWEST, bounded, nothing_yet, on_page, rows_of, settle, sliced, soften, weighed
 
 
-@triton.jit(do_not_specialize=["n_tiles", "q_len"])
+@triton.jit(do_not_specialize=["n_tiles", "q_len", "width"])
 def attend_kernel(
-    q, k, v, out, lse, kept, counts, plan, table,
+    q, k, v, out, lse, kept, counts, ordinals, plan, table,
     q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, out_h, out_n,
-    kept_b, kept_h, kept_t, counts_b, counts_h, counts_t, n_tiles, q_len, group, inner, outer,
+    kept_b, kept_h, kept_t, counts_b, counts_h, counts_t, n_tiles, q_len, group, width, inner, outer,
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, V_DIM: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr,
     V_TAIL: tl.constexpr, LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
@@ -29,7 +29,8 @@ def attend_kernel(
 
     Kept blocks ascend, so those that even the first row sees whole come first. The first loop runs over them, without a
     mask or a branch, and with the next block known one turn ahead: that is what lets the compiler overlap its copies
-    with its products. The second runs over the few blocks that cross the rows' own positions.
+    with its products. The second runs over the few blocks that cross the rows' own positions. A count beyond `width`,
+    what a list of kept blocks holds, means every block: then the list is `ordinals`, 0, 1, ...
     """
     SPAN: tl.constexpr = ROWS // HEADS
     PARTS: tl.constexpr = (TILE + SPAN - 1) // SPAN
@@ -82,6 +83,8 @@ def attend_kernel(
     if LISTED:
         kept += b.to(tl.int64) * kept_b + h.to(tl.int64) * kept_h + tile.to(tl.int64) * kept_t
         count = tl.load(counts + b.to(tl.int64) * counts_b + h.to(tl.int64) * counts_h + tile.to(tl.int64) * counts_t)
+        if count > width:
+            kept = ordinals
         if BLOCK % KEYS == 0:
             whole = count
             if count > 0:  # at most as many cross the tile's rows as the tile has blocks of its own

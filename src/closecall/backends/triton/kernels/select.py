@@ -87,7 +87,8 @@ def keep_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """kv_idx of one tile: the sinks, as many of the best as `counts [B, H, T]` leaves room for, and the tile's own
-    blocks, which is already their order; then the sentinel, up to `room`."""
+    blocks, which is already their order; then the sentinel, up to `room`. A tile that keeps more than `room` keeps all
+    it sees, and the first of them are written."""
     t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     entry = plan + (b * n_tiles + t) * 5
     rows, pos = tl.load(entry + 1), tl.load(entry + 3)
@@ -96,7 +97,8 @@ def keep_kernel(
     seen = tl.where(there, (pos + rows + BLOCK - 1) // BLOCK, 0)
     first = tl.minimum(sinks, own)
     cell = (b.to(tl.int64) * tl.num_programs(1) + h) * n_tiles + t
-    n = tl.maximum(tl.load(counts + cell).to(tl.int32) - first - (seen - own), 0)
+    count = tl.load(counts + cell).to(tl.int32)
+    n = tl.where(count > room, 0, tl.maximum(count - first - (seen - own), 0))
     at = tl.arange(0, SPAN)
     x = tl.load(best + cell * width + at, mask=at < width, other=NEVER)
     n = tl.minimum(n, total((x != NEVER).to(tl.int32), 0))
@@ -106,7 +108,7 @@ def keep_kernel(
     tl.store(kept + first + running(keep.to(tl.int32), 0) - 1, block, mask=keep)
     slot = tl.arange(0, SLOTS)
     forced = tl.where(slot < first, slot, own + slot - first - n)
-    value = tl.where(slot < first + n + seen - own, forced, n_blocks)
+    value = tl.where(count > room, slot, tl.where(slot < first + n + seen - own, forced, n_blocks))
     tl.store(kept + slot, value, mask=(slot < room) & ((slot < first) | (slot >= first + n)))
 
 
