@@ -33,14 +33,16 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 
 # What a preset has beside the paper's defaults. `auto` is the selector that won our own comparison at equal budget
 # (docs/results.md): one key of a block as it is, half of the others' box, in each row a softmax over blocks. Uniform
-# top-k, but for the last tile, where most prompts have their question: that keeps twice as many, and the others pay.
-GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": 2, "give": 0.5}}
+# top-k, but for the last tile, where most prompts have their question: that reads everything, and the others pay about
+# one block each. From a tile budget of 6 on, what they give at most (0.3 of their unforced blocks) is enough for that.
+GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
 
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
 OWN = (*GRID, "sinks", "aggregate", "pool", "share", "scorer")
 SHARES = ("head", "group")
 FILE = "file:"  # in front of the path of a saved policy
+TUNED = "tuned:"  # in front of the name of a model that we ran `closecall tune` on
 
 
 @dataclass(frozen=True)
@@ -311,13 +313,24 @@ def policy(name: str, **overrides: Any) -> Policy:
     return Policy(scorer, rule, **own)
 
 
+def tuned_path(model: str) -> Path:
+    """The file of the policy that we tuned to a model."""
+    there = {path.stem: path for path in (Path(__file__).parent / "tuned").glob("*.json")}
+    if model not in there:
+        known = f"there are {', '.join(sorted(there))}" if there else "there are none yet"
+        raise ValueError(f"no policy was tuned to {model!r}: {known}; `closecall tune --model {model}` makes one")
+    return there[model]
+
+
 def parse(text: str) -> Policy:
     """Reads a policy as it is written on a command line.
 
     A preset's name or `RULE-on-SCORER`, with overrides behind a colon: `auto:budget=8`, `topk-on-box:c=0.25,budget=4`.
-    Or a saved policy: `policy.json`, or any path behind `file:`.
+    Or a saved policy: `policy.json`, or any path behind `file:`. Or one that we tuned to a model: `tuned:smollm2`.
     """
     text = text.strip()
+    if text.startswith(TUNED):
+        return Policy.load(tuned_path(text.removeprefix(TUNED)))
     if text.startswith(FILE):
         if not text.removeprefix(FILE):
             raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")

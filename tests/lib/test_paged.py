@@ -146,7 +146,7 @@ def test_a_nan_on_a_page_of_another_sequence_reaches_nobody():
 
 class TestSummaries:
     def test_kept_summaries_change_nothing_and_are_used(self):
-        policy = paged.chunk_proof(closecall.policy("auto", budget=2, block=16, tile=16))
+        policy = paged.chunk_proof(closecall.policy("auto", budget=2, block=16, tile=16, factor=2))
         step = make_step(7, [(256, 256)], 32, (4, 2), (32, 32), prompts=[256])
         kept, cuts = paged.PageSummaries(policy), [0, 48, 64, 160, 256]
         for a, b in itertools.pairwise(cuts):

@@ -105,7 +105,7 @@ def test_the_protected_tile_is_the_prompts_last():
     counts = torch.cat(counts)
     budget = policy.rule.tile_budget
     assert counts[:-1].max() == budget
-    assert counts[-1] == min(2 * budget, 25)
+    assert counts[-1] == 25  # every block
 
 
 def test_prompts_below_the_minimum_context_are_dense_in_every_chunk():

@@ -342,6 +342,7 @@ def test_text_for_a_policy(text: str, made: Policy) -> None:
         ("auto:bugdet=8", "did you mean 'budget'"),
         ("topk:q=0.3", "q= has no effect"),
         ("file:", "file: needs the path of a saved policy"),
+        ("tuned:gpt-2", r"no policy was tuned to 'gpt-2': .*`closecall tune --model gpt-2` makes one"),
         ("", "unknown policy ''"),
     ],
 )

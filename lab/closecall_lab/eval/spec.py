@@ -16,7 +16,7 @@ from closecall.checks import is_number
 from closecall.overrides import split as split_overrides
 from closecall.overrides import value as read_value
 from closecall.overrides import write as write_value
-from closecall.policy import FILE, GIVEN, Policy, accepted, parts_of, policy
+from closecall.policy import FILE, GIVEN, TUNED, Policy, accepted, parts_of, policy, tuned_path
 from closecall.registry import Component, unknown
 from closecall.rules.base import RULES, Rule
 from closecall.rules.router import Router
@@ -51,6 +51,8 @@ class Spec:
     def parse(cls, text: str) -> Spec:
         if text.strip().startswith(FILE):
             return cls._from_file(text.strip().removeprefix(FILE))
+        if text.strip().startswith(TUNED):
+            return cls._from_file(str(tuned_path(text.strip().removeprefix(TUNED))))
         named, _, options = text.strip().partition(":")
         preset, _, control = named.partition("/")
         _, rule = parts_of(preset)

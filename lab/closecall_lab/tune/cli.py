@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from ..spine.progress import say, written
 
 ABOUT = """\
 Measures a model on your own text and writes a policy whose budgets differ by layer and head: every head gets blocks
-where they save most output error, at the same mean. Half of the text is fitted on, the other half judges the result:
-KL to dense, change in loss, blocks kept, prefill time, beside the same blocks for every head. Stop it as you like: what
-was measured is in --work, and the same command goes on from there.
+where they save most output error, at the same mean. At as many keys it then tries other grids and numbers of protected
+last tiles, and takes one that reads the text, and its end, better in no more time. Half of the text is fitted on, the
+other half judges: KL to dense, change in loss, blocks kept, prefill time, beside the same blocks for every head. Stop
+it as you like: what was measured is in --work, and the same command goes on from there.
 """
 EXAMPLES = """\
 examples:
@@ -37,6 +39,13 @@ def add_tune(commands: Any) -> None:
     parser.add_argument("--context", metavar="N", default="8k", help="tokens of a piece, k for 1024 (%(default)s)")
     parser.add_argument("--pieces", metavar="N", default="6", help="at most; every second one judges (%(default)s)")
     parser.add_argument("--policy", metavar="POLICY", default="auto", help="whose scorer and protection (%(default)s)")
+    parser.add_argument(
+        "--grids",
+        metavar="B/T,...",
+        default="64/64,32/32",
+        help="keys of a block / rows of a tile (%(default)s)",
+    )
+    parser.add_argument("--tiles", metavar="N,...", default="1,2", help="protected last tiles to try (%(default)s)")
     goal = parser.add_mutually_exclusive_group()
     goal.add_argument("--mean", metavar="B", type=float, help="mean tile budget (an eighth of the context's blocks)")
     goal.add_argument("--target-kl", metavar="X", type=float, help="the fewest blocks with at most this KL to dense")
@@ -48,13 +57,13 @@ def add_tune(commands: Any) -> None:
 
 
 def run_tune(args: argparse.Namespace) -> None:
-    from closecall.policy import as_policy
+    from closecall.policy import Policy, as_policy
 
     from ..eval.subject import Subject
-    from .fit import fit
+    from .fit import Fit, fit
     from .judge import Judge
     from .pieces import cut, halves, texts
-    from .search import Goal, search
+    from .search import Goal, refine, search
 
     context, most = count("--context")(args.context), count("--pieces")(args.pieces)
     base = as_policy(args.policy)
@@ -62,6 +71,7 @@ def run_tune(args: argparse.Namespace) -> None:
         raise ValueError(f"policy {base.name!r} ranks nothing, so it has no budgets to tune: use auto or quest")
     if base.share == "group":
         raise ValueError("tune fits a budget for each query head, and under share='group' heads share: leave it out")
+    grids, tiles = _grids(args.grids), [count("--tiles")(n) for n in args.tiles.split(",")]
     n_blocks = -(-context // base.block)
     unset = args.mean is None and args.target_kl is None and args.speedup is None
     goal = Goal(n_blocks / 8 if unset else args.mean, args.target_kl, args.speedup)
@@ -72,12 +82,23 @@ def run_tune(args: argparse.Namespace) -> None:
     pieces = cut(subject.loaded.tokenizer, texts(args.text, KINDS), context, most)
     fitting, judging = halves(pieces)
     say(f"{len(fitting)} pieces of {context} tokens to fit on, {len(judging)} to judge by")
-    curves = fit(subject.loaded, fitting, base, args.work, say=say)
-    tuned = search(curves, base, goal, Judge(subject.loaded, judging, args.work, say), context)
+    judge = Judge(subject.loaded, judging, args.work, say)
+
+    def fits(other: Policy) -> Fit:
+        return fit(subject.loaded, fitting, other, args.work, say=say)
+
+    tuned = refine(search(fits(base), base, goal, judge, context), goal, judge, fits, grids, tiles)
     names = {"fitted on": [p.name for p in fitting], "judged on": [p.name for p in judging]}
     tuned.chosen.policy.save(args.out, measured={"model": subject.loaded.label} | names | tuned.measured)
     print(tuned.table().text())
     written([args.out])
+
+
+def _grids(text: str) -> list[tuple[int, int]]:
+    found = [re.fullmatch(r"(\d+)/(\d+)", part.strip()) for part in text.split(",")]
+    if not all(found):
+        raise ValueError(f"--grids takes keys of a block / rows of a tile, such as 64/64,32/16, got {text!r}")
+    return [(int(m[1]), int(m[2])) for m in found if m]
 
 
 COMMANDS = (add_tune,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from .curves import Sample, curves
 from .pieces import Piece
 
 Array = npt.NDArray[Any]
-FLOOR = 6  # blocks that every head keeps: heads that matter only when something is asked look idle on plain text
+FLOOR = 6 * 64  # keys that every head keeps: heads that matter only when something is asked look idle on plain text
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Fit:
 
     def policy(self, base: Policy, mean: float) -> Policy:
         """`base` with the best split of a mean tile budget; where `base` protects last tiles, so does the result."""
-        floor = max(FLOOR, base.most_forced + 1)
+        floor = max(FLOOR // base.block, base.most_forced + 1)
         budgets = allocate(self.curves, mean, min(floor, int(mean)))
         return _with_rule(base, PerHead(tuple(tuple(int(b) for b in row) for row in budgets), self.layers))
 
@@ -78,11 +79,21 @@ def fit(
             measured = _curves_of(loaded, piece, base, sample)
             with draft(path) as part, part.open("wb") as file:
                 np.savez(file, **measured)  # type: ignore[arg-type]
-        with np.load(path) as stored:
-            found.append({int(layer): stored[layer] for layer in stored.files})
+        found.append(_stored(path))
         say(f"curves of piece {number + 1} of {len(pieces)}: {piece.name}")
     layers = tuple(sorted(found[0]))
     return Fit(layers, np.mean([[one[layer] for layer in layers] for one in found], axis=0))
+
+
+def _stored(path: Path) -> dict[int, Array]:
+    """Curves by layer. A file that someone damaged is named, not trusted."""
+    try:
+        with path.open("rb") as file, np.load(file) as stored:
+            return {int(layer): stored[layer] for layer in stored.files}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it, and the same command measures that piece again"
+        ) from error
 
 
 def _curves_of(loaded: LoadedModel, piece: Piece, base: Policy, sample: Sample) -> dict[str, Array]:

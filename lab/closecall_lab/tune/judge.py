@@ -12,12 +12,13 @@ from statistics import fmean
 from closecall import Policy, policy
 from closecall.models.load import LoadedModel
 
-from ..eval.reading import divergence, read
+from ..eval.reading import Reading, divergence, read
 from ..spine.files import write
 from ..spine.progress import Say
 from .pieces import Piece
 
 POSITIONS = 1024  # of a piece, evenly spread, at which predictions are compared
+END = 128  # last positions of a piece, where a prompt would ask
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,18 @@ class Verdict:
     """Means over pieces of text. `seconds` are of the whole prefill, `dense_seconds` of our dense kernel's."""
 
     kl: float
+    end_kl: float  # over the last END positions: what protected tiles are for
     loss_change: float
     agreement: float
     kept_blocks: float
     kept_share: float
     seconds: float
     dense_seconds: float
+
+    @property
+    def harm(self) -> float:
+        """What settings are chosen by: the text as a whole and its end, where questions stand, count alike."""
+        return (self.kl + self.end_kl) / 2
 
     @property
     def speedup(self) -> float:
@@ -45,6 +52,7 @@ class Judge:
         self.pieces = pieces
         self.work = work
         self.say = say
+        self._dense: dict[str, Reading] = {}  # final hidden states, tokens x width of each piece
 
     def verdict(self, candidate: Policy) -> Verdict:
         """How the policy does, averaged over the pieces."""
@@ -52,16 +60,20 @@ class Judge:
         return Verdict(**{name: fmean(asdict(one)[name] for one in each) for name in asdict(each[0])})
 
     def _of_piece(self, candidate: Policy, piece: Piece) -> Verdict:
-        key = f"{self.loaded.fingerprint} {candidate.to_json()} {piece.digest} {POSITIONS}"
+        key = f"{self.loaded.fingerprint} {candidate.to_json()} {piece.digest} {POSITIONS} {END}"
         path = self.work / f"judged-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if path.exists():
-            return Verdict(**json.loads(path.read_text()))
+            return _stored(path)
         ids = list(piece.ids)
-        dense = read(self.loaded.model, ids, policy("dense"))
+        if piece.digest not in self._dense:
+            self._dense[piece.digest] = read(self.loaded.model, ids, policy("dense"))
+        dense = self._dense[piece.digest]
         sparse = read(self.loaded.model, ids, candidate)
         gaps = divergence(self.loaded.model, dense.hidden, sparse.hidden, ids, POSITIONS)
+        end = divergence(self.loaded.model, dense.hidden[-END - 1 :], sparse.hidden[-END - 1 :], ids[-END - 1 :], END)
         verdict = Verdict(
             kl=float(gaps.kl.double().mean()),
+            end_kl=float(end.kl.double().mean()),
             loss_change=float((gaps.loss - gaps.dense_loss).double().mean()),
             agreement=float(gaps.agree.double().mean()),
             kept_blocks=fmean(layer.kept / layer.tiles for layer in sparse.layers),
@@ -72,3 +84,13 @@ class Judge:
         write(path, json.dumps(asdict(verdict)) + "\n")
         self.say(f"{candidate.name}, {verdict.kept_blocks:.1f} blocks a tile, {piece.name}: KL {verdict.kl:.4f}")
         return verdict
+
+
+def _stored(path: Path) -> Verdict:
+    """What was judged before. A file that someone damaged is named, not trusted."""
+    try:
+        return Verdict(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it, and the same command judges that piece again"
+        ) from error

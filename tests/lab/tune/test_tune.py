@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from closecall_lab.probes.words import VOCABULARY
 from closecall_lab.tune.fit import Fit
 from closecall_lab.tune.judge import Judge, Verdict
 from closecall_lab.tune.pieces import cut, halves
-from closecall_lab.tune.search import Goal, search
+from closecall_lab.tune.search import Goal, protected, refine, search
 
 
 class Words:
@@ -47,13 +48,18 @@ def test_too_little_text_is_said_with_both_numbers() -> None:
 class Verdicts(Judge):
     """Knows how good a policy is without running anything: the more blocks the better, and the slower."""
 
+    slower: ClassVar[dict[int, float]] = {}  # how much slower a grid is than 64/64, by its block
+
     def __init__(self) -> None:
         super().__init__(None, [], Path(), print)  # type: ignore[arg-type]
 
     def verdict(self, candidate: closecall.Policy) -> Verdict:
         rule = candidate.rule.rule if isinstance(candidate.rule, LastTile) else candidate.rule
         mean = rule.mean_budget if isinstance(rule, PerHead) else float(rule.keep)  # type: ignore[attr-defined]
-        return Verdict(1 / mean, 0.0, 1.0, mean, mean / 64, mean, 64.0)
+        keys = mean * candidate.block  # finer grids read as many keys better, and more protected tiles the end
+        harm = candidate.block / 64 / (keys / 64)
+        end = harm / protected(candidate) if protected(candidate) else harm
+        return Verdict(harm, end, 0.0, 1.0, mean, mean / 64, keys / 64 * self.slower.get(candidate.block, 1.0), 64.0)
 
 
 @pytest.fixture
@@ -88,6 +94,38 @@ def test_a_goal_that_nothing_meets_names_the_nearest(goal: Goal, message: str, f
         search(fitted, closecall.policy("quest"), goal, Verdicts(), 4096)
 
 
+def fits(policy: closecall.Policy) -> Fit:
+    steps = np.linspace(1, 0, 64 * 64 // policy.block + 1)
+    return Fit((0, 1), np.stack([np.stack([steps, steps / 4])] * 2))
+
+
+@pytest.mark.parametrize(
+    ("slower", "grid", "tiles"), [({}, "32/32", 2), ({32: 1.5, 16: 3.0}, "64/64", 2), ({32: 1.04, 16: 3.0}, "32/32", 2)]
+)
+def test_a_grid_and_protected_tiles_are_taken_if_they_pay(slower: dict[int, float], grid: str, tiles: int) -> None:
+    base, goal = closecall.policy("auto"), Goal(mean=8)
+    judge = Verdicts()
+    judge.slower = slower  # type: ignore[misc]
+    tuned = refine(search(fits(base), base, goal, judge, 4096), goal, judge, fits, [(64, 64), (32, 32)], [1, tiles])
+    assert tuned.measured["grid"] == grid
+    assert tuned.measured["protected_tiles"] == tiles
+    assert tuned.chosen.mean == 8 * 64 / int(grid.split("/")[1])
+    assert len(tuned.tried) == 3
+    assert tuned.even.policy.block == tuned.chosen.policy.block
+    text = tuned.table().text()
+    assert "grid 32/32" in text
+    assert "last 2 tiles" in text
+
+
+def test_what_does_not_meet_the_goal_is_not_taken() -> None:
+    base, goal = closecall.policy("quest"), Goal(speedup=8)
+    judge = Verdicts()
+    judge.slower = {32: 1.03}  # type: ignore[misc]
+    tuned = refine(search(fits(base), base, goal, judge, 4096), goal, judge, fits, [(32, 32)], [1, 2])
+    assert tuned.measured["grid"] == "64/64"
+    assert tuned.measured["protected_tiles"] == 0  # quest protects none, so there is nothing to try
+
+
 def test_one_goal_at_a_time() -> None:
     with pytest.raises(ValueError, match="one goal"):
         Goal(mean=8, kl=0.1)
@@ -99,7 +137,7 @@ def test_the_protection_of_last_tiles_stays(fitted: Fit) -> None:
     auto = fitted.policy(closecall.policy("auto"), 8)
     assert isinstance(auto.rule, LastTile)
     assert isinstance(auto.rule.rule, PerHead)
-    assert auto.rule.factor == 2
+    assert (auto.rule.factor, auto.rule.give) == ("dense", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +154,7 @@ def test_from_text_to_a_policy_that_attaches(
 ) -> None:
     out, work = tmp_path / "tuned.json", tmp_path / "work"
     command = ["tune", "--model", "probe", "--text", str(words), "--context", "1k", "--pieces", "2", "--mean", "8",
-               "--out", str(out), "--work", str(work)]  # fmt: skip
+               "--grids", "64/64,32/32", "--out", str(out), "--work", str(work)]  # fmt: skip
     assert main(command) == 0
     first = capsys.readouterr()
     assert "every head alike" in first.out
@@ -130,6 +168,13 @@ def test_from_text_to_a_policy_that_attaches(
     monkeypatch.setattr("closecall_lab.tune.judge.read", None)
     assert main(command) == 0
     assert capsys.readouterr().out == first.out
+    for name in ("judged", "curves"):  # a damaged file is named, not trusted
+        path = next(work.glob(f"{name}-*"))
+        path.write_bytes(path.read_bytes()[:-20])
+        assert main(command) == 2
+        message = capsys.readouterr().err
+        assert f"{path.name} is damaged" in message
+        assert "delete it" in message
 
 
 @pytest.mark.parametrize(
@@ -139,6 +184,8 @@ def test_from_text_to_a_policy_that_attaches(
         (["--policy", "auto:share=group"], "tune fits a budget for each query head"),
         (["--mean", "-1"], "above 0"),
         (["--context", "32k"], "two pieces of 32768 tokens"),
+        (["--grids", "64"], "such as 64/64,32/16, got '64'"),
+        (["--tiles", "0"], "--tiles"),
     ],
 )
 def test_bad_options(

@@ -123,15 +123,17 @@ def test_a_key_that_is_a_block_of_its_own_may_have_any_summary() -> None:
 
 def test_auto_is_a_composition_like_any_other() -> None:
     auto = policy("auto", budget=5)
-    assert auto == policy("last-tile-on-outliers", m=1, c=0.5, aggregate="softmax", budget=5)
+    parts = {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}
+    assert auto == policy("last-tile-on-outliers", **parts, budget=5)
     assert auto.name == "auto"
     assert Policy.from_json(auto.to_json()) == auto
-    for changed in ({"m": 2}, {"c": 0.25}, {"aggregate": "max"}, {"factor": 4}, {"give": 0.25}):
+    for changed in ({"m": 2}, {"c": 0.25}, {"aggregate": "max"}, {"factor": 2, "give": 0.5}, {"give": 0.5}):
         other = policy("auto", **changed)
         assert other.name == "last-tile-on-outliers"
         assert (
             changed.items() <= (other.scorer.to_dict() | other.rule.to_dict() | {"aggregate": other.aggregate}).items()
         )
+    assert policy("auto", tiles=2).name == "auto"
     swapped = policy("auto", scorer="quest")
     assert (swapped.name, swapped.aggregate) == ("last-tile-on-quest", "softmax")
     assert policy("router-on-outliers").name == "router-on-outliers"
