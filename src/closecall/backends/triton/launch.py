@@ -125,7 +125,7 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "shares":
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
-        narrow = full or (arch in ("sm_80", *SMALL) and wide > 192)  # more keys would need a stack
+        narrow = full or (arch in ("sm_80", "sm_100", *SMALL) and wide > 192)  # more keys would need a stack
         return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
     if kernel == "packed" and not full and _packs(arch, wide):
         return Launch(128, _packed_keys(arch, wide), 8, 3)
