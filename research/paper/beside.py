@@ -65,9 +65,9 @@ def ruler(outcome: Outcome) -> list[Table]:
 
 
 def longbench_v2(outcome: Outcome) -> list[Table]:
-    found = {p: outcome.find(V2, 32 * K, p) for p in FIVE}
+    findings = {p: outcome.find(V2, 32 * K, p) for p in FIVE}
     notes = _shown(outcome, V2, 32 * K)
-    rows = [_ours(p, f, paper=paper.LONGBENCH_V2_ACCURACY[p]) for p, f in found.items()]
+    rows = [_ours(p, f, paper=paper.LONGBENCH_V2_ACCURACY[p]) for p, f in findings.items()]
     columns = (
         *_policy_columns(),
         _accuracy(),
@@ -76,9 +76,9 @@ def longbench_v2(outcome: Outcome) -> list[Table]:
         *_papers("paper"),
     )
     accuracy = Table(f"Accuracy ({paper.LONGBENCH_V2_WHERE})", columns, rows, notes)
-    paired = [_ours(p, f, paper=paper.LONGBENCH_V2_PAIRED[p]) for p, f in found.items()]
+    paired = [_ours(p, f, paper=paper.LONGBENCH_V2_PAIRED[p]) for p, f in findings.items()]
     listed = ", ".join(f"{model} {n:g}" for model, n in paper.LONGBENCH_V2_N_DC.items())
-    dense = found["dense"]
+    dense = findings["dense"]
     ours = dense.paired.n if dense and dense.paired else 0
     return [
         accuracy,

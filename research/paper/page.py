@@ -18,18 +18,21 @@ if TYPE_CHECKING:
 
 def reproduction(outcome: Outcome) -> Page:
     """Our figures beside the paper's, then all that was measured on the way."""
-    plan, found = outcome.plan, outcome.gathered
+    plan, gathered = outcome.plan, outcome.gathered
     sections = [Section("Ours beside the paper's", plan.left_out, beside.BESIDE[plan.experiment.name](outcome))]
     pictures: dict[str, Figure] = {}
     captions: dict[str, str] = {}
-    for model in found.models:
-        mine = found.of(model)
-        made, about = drawn(model, mine)
+    for model in gathered.models:
+        settings = gathered.of(model)
+        made, about = drawn(model, settings)
         if plan.experiment.name == "pareto" and made:
             stem = f"pareto-{slug(model)}"
-            made, about = {stem: figures.pareto(model, mine)} | made, {stem: f"{CAPTIONS['pareto']}, {model}"} | about
+            made, about = (
+                {stem: figures.pareto(model, settings)} | made,
+                {stem: f"{CAPTIONS['pareto']}, {model}"} | about,
+            )
         pictures |= made
         captions |= about
         sections.append(Section(f"Everything measured: {model}", figures=list(made)))
-        sections += [setting_section(s) for s in mine]
-    return Page(plan.title, (*plan.lead, *LEAD, *found.notes), sections, pictures, captions)
+        sections += [setting_section(s) for s in settings]
+    return Page(plan.title, (*plan.lead, *LEAD, *gathered.notes), sections, pictures, captions)

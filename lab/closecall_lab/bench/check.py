@@ -85,13 +85,13 @@ def ratios(cell: Facts, result: Facts) -> dict[str, float]:
 
 def run(repeats: int, seconds: float) -> Ratios:
     measuring = bench(seconds)
-    found: Ratios = {}
+    measured: Ratios = {}
     for repeat in range(repeats):
         for cell in measuring.cells():
             print(f"[{repeat + 1}/{repeats}] {measuring.label(cell)}", file=sys.stderr, flush=True)
             for name, ratio in ratios(cell, measuring.measure(cell)).items():
-                found.setdefault(name, []).append(ratio)
-    return found
+                measured.setdefault(name, []).append(ratio)
+    return measured
 
 
 def tolerance(then: Sequence[float], repeats: int, tests: int) -> float:

@@ -90,17 +90,17 @@ def everything(tokens: int, policy: Policy, heads: int, asked: Sequence[Asked], 
 
 
 def by_layer(indices: list[int], layers: list[Sums]) -> dict[str, Any]:
-    """What was measured layer by layer; over questions where they differ. Null where there is nothing to divide by."""
+    """Returns what is stored layer by layer, averaged over questions; None where there is nothing to divide by."""
 
     def gold(layer: Sums, read: Any) -> float | None:
-        found = [read(x) for question in layer.hits for span in question for x in span]
-        return round(mean(found), 4) if found else None
+        values = [read(x) for question in layer.hits for span in question for x in span]
+        return round(mean(values), 4) if values else None
 
     def hop(layer: Sums, k: int) -> float:
         return round(mean([float(x > 0) for spans in layer.hits if len(spans) > k for x in spans[k]]), 4)
 
     hops = max((len(spans) for spans in layers[0].hits), default=0)
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "layer": indices,
         "effective_budget": [round(s.kept / s.tiles, 4) for s in layers],
         "kept_fraction": [round(s.kept / s.visible, 6) for s in layers],
@@ -111,5 +111,5 @@ def by_layer(indices: list[int], layers: list[Sums]) -> dict[str, Any]:
         "hit_union": [gold(s, lambda x: float(x > 0)) for s in layers],
     }
     if hops > 1:
-        found["hop_union"] = [[hop(s, k) for s in layers] for k in range(hops)]
-    return found
+        columns["hop_union"] = [[hop(s, k) for s in layers] for k in range(hops)]
+    return columns

@@ -86,11 +86,11 @@ def router_read(model: str, settings: Sequence[Setting]) -> Figure | None:
         first = True
         for j, context in enumerate(contexts):
             axes = grid[i][j]
-            mine = next((r for r in readings if (r.setting.task, r.setting.context) == (task, context)), None)
-            if mine is None:
+            shown = next((r for r in readings if (r.setting.task, r.setting.context) == (task, context)), None)
+            if shown is None:
                 axes.set_visible(False)
                 continue
-            _panel(axes, mine, at, styles)
+            _panel(axes, shown, at, styles)
             axes.set_ylim(0.6 - height, 0.6)
             axes.set_yticks(
                 [y for y, _ in names], [name for _, name in names] if first else [], fontsize=8.5, color=INK

@@ -144,11 +144,13 @@ def collect(
     with attach(loaded.model, policy, min_context=0) as handle:
         rule, resolved = router_of(handle.policy), handle.policy
         for context in contexts:
-            mine: dict[int, list[Tensor]] = {}
+            margins_by_layer: dict[int, list[Tensor]] = {}
 
-            def see(layer: int, selection: Selection, mine: dict[int, list[Tensor]] = mine) -> None:
+            def see(
+                layer: int, selection: Selection, margins_by_layer: dict[int, list[Tensor]] = margins_by_layer
+            ) -> None:
                 margin = selection.margin[0]
-                mine.setdefault(layer, []).append(margin[:, ~margin.isnan().any(0)].cpu())
+                margins_by_layer.setdefault(layer, []).append(margin[:, ~margin.isnan().any(0)].cpu())
 
             handle.watch(see)
             examples = source.examples(loaded.tokenizer, context, numbers.stop, seed, wrap=loaded.prompt)
@@ -164,7 +166,7 @@ def collect(
                     )
                 loaded.model(torch.tensor([ids], device=loaded.model.device), logits_to_keep=1, use_cache=False)
                 log(f"prompt {number + 1} of {numbers.stop} at {context} tokens")
-            if not mine:
+            if not margins_by_layer:
                 raise ValueError(f"{source} has no prompt {numbers.start + 1} at {context} tokens: ask for fewer")
-            margins[context] = mine
+            margins[context] = margins_by_layer
     return {c: {i: torch.cat(x, 1) for i, x in by_layer.items()} for c, by_layer in margins.items()}, resolved
