@@ -22,6 +22,7 @@ from closecall.policy import policy
 from ..spine import files
 from ..spine.numbers import size
 from ..spine.options import count
+from ..spine.progress import say, written
 from ..spine.results import Facts
 from ..spine.table import Column, Table
 from .benchmarks.attention import AttentionBench, Named
@@ -88,7 +89,7 @@ def run(repeats: int, seconds: float) -> Ratios:
     measured: Ratios = {}
     for repeat in range(repeats):
         for cell in measuring.cells():
-            print(f"[{repeat + 1}/{repeats}] {measuring.label(cell)}", file=sys.stderr, flush=True)
+            say(f"[{repeat + 1}/{repeats}] {measuring.label(cell)}")
             for name, ratio in ratios(cell, measuring.measure(cell)).items():
                 measured.setdefault(name, []).append(ratio)
     return measured
@@ -203,22 +204,19 @@ def check(args: argparse.Namespace) -> int:
         check_machine(machine, here)
         for key in ("torch", "cores"):
             if machine.get(key) != here[key]:
-                print(f"note: {key} was {machine.get(key)} and is {here[key]}", file=sys.stderr)
+                say(f"note: {key} was {machine.get(key)} and is {here[key]}")
     now = run(repeats, args.seconds)
     if args.update or args.add:
         write(args.file, here, {name: [*then.get(name, []), *values] for name, values in now.items()})
-        print(f"written: {args.file}", file=sys.stderr)
+        written([args.file])
         return 0
     checks = compare(then, now)
     print(table(checks).text())
     slower = [f for f in checks if f.slower]
     for f in slower:
-        print(
-            f"slower: {f.name} fell from {f.then:.3f} to {f.now:.3f}; repeated runs explain a fall to {f.least:.3f}",
-            file=sys.stderr,
-        )
+        say(f"slower: {f.name} fell from {f.then:.3f} to {f.now:.3f}; repeated runs explain a fall to {f.least:.3f}")
     if any(f.faster for f in checks) and not slower:
-        print("faster than committed: --update keeps it", file=sys.stderr)
+        say("faster than committed: --update keeps it")
     return 1 if slower else 0
 
 
