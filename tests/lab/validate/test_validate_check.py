@@ -44,7 +44,8 @@ def install(patch: pytest.MonkeyPatch, broken: Broken) -> str:
     return "broken"
 
 
-FEW = ["router-on-quest, fp32", "topk, bf16, exact scores with ties", "padded on the left", "packed", "decode, router"]
+FEW = ["router-on-quest, fp32", "topk, bf16, exact scores with ties", "padded on the left", "packed", "decode, router",
+       "heads that share, bf16"]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["reference", "flex", *(["cpu"] if cpu.tiers() else [])])

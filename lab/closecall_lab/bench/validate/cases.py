@@ -116,6 +116,16 @@ def _listed() -> Iterator[Case]:
             yield Case(f"head dim {dim}, {dtype}", dtype=dtype, dim=dim, preset="router")
     for heads, kv_heads in ((1, 1), (4, 4), (4, 2), (7, 1), (9, 3), (16, 2)):
         yield Case(f"{heads} heads on {kv_heads}", heads=heads, kv_heads=kv_heads)
+    shared = {"share": "group"}  # an odd group leaves a program with one head's rows to spare
+    for dtype in TYPES:
+        yield Case(f"heads that share, {dtype}", dtype=dtype, heads=3, overrides=shared)
+        yield Case(f"heads that share, {dtype}, exact scores with ties", "router", dtype, heads=3, integers=True,
+                   scale=0.125, overrides=shared)  # fmt: skip
+    for dim in (96, 128, 192, 256):
+        yield Case(f"heads that share, head dim {dim}", dim=dim, heads=4, kv_heads=2, overrides=shared)
+    yield Case("heads that share, tiles of 16", heads=7, keys=300, overrides=shared | {"block": 32, "tile": 16})
+    yield Case("heads that share, packed", heads=4, packed=(500, 1, 64, 700), keys=1265, overrides=shared)
+    yield Case("heads that share, decode", heads=8, rows=1, keys=1000, overrides=shared)
     for keys in (1, 63, 65, 833, 895, 897):
         yield Case(f"{keys} keys", dtype="fp32", keys=keys)
     for rows in (2, 4, 16, 17, 63, 65, 200, 640):

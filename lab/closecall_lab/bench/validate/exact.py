@@ -16,7 +16,7 @@ from closecall.geometry import Geometry
 from closecall.policy import Policy
 from closecall.ranking import Ranked, margins
 from closecall.rules.topk import TopK
-from closecall.selection import Selection
+from closecall.selection import Selection, each_head
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}
@@ -51,6 +51,8 @@ def scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: floa
     free = free[:, None]
     ranked = reference.rank(wide_q, wide_k, policy, geometry, scale)
     margin, margin_error = _margin(ranked, error.masked_fill(~free, 0.0), policy.rule.tile_budget, u)
+    group = q.shape[1] // score.shape[1]
+    score, error, margin, margin_error = (each_head(x, group) for x in (score, error, margin, margin_error))
     return Scores(score, error, free, margin, margin_error)
 
 
