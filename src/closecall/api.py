@@ -225,15 +225,15 @@ def attend(
             f"the selection was made for B = {g.batch}, M = {g.q_len}, N = {g.k_len}, but the tensors have "
             f"B = {q.shape[0]}, M = {q.shape[2]}, N = {k.shape[2]}: select again on these tensors"
         )
-    if selection.kv_idx.device != q.device or selection.counts.device != q.device:
+    if selection.lists.device != q.device or selection.counts.device != q.device:
         raise ValueError(
-            f"the selection is on {selection.kv_idx.device} but q is on {q.device}: move it with selection.to()"
+            f"the selection is on {selection.lists.device} but q is on {q.device}: move it with selection.to()"
         )
     if q.device.type == "cpu" or not selection.untouched:  # elsewhere checking would wait for the device
         selection.check()
-    if selection.kv_idx.shape[1] != q.shape[1]:
+    if selection.lists.shape[1] != q.shape[1]:
         raise ValueError(
-            f"the selection has {selection.kv_idx.shape[1]} heads but q has {q.shape[1]}: select again on these tensors"
+            f"the selection has {selection.lists.shape[1]} heads but q has {q.shape[1]}: select again on these tensors"
         )
     out, lse = backends.choose(backend, q).attend(q, k, v, selection, g, scale, softcap)
     return (out, lse) if return_lse else out

@@ -19,18 +19,18 @@ class Selection:
 
     kv_idx:    int32 `[B, H, T, width]`, block indices ascending, then the sentinel `n_blocks`.
     counts:    int32 `[B, H, T]`, how many blocks are kept; 0 for a tile that does not exist.
-               More than `width` only where a tile keeps every block it sees: that needs no list, and kv_idx has its
-               first ones. So one tile that reads everything does not widen the lists of all others.
     margin:    float32 `[B, H, T]`, how decisive the cut was (Eq. 4); NaN where nothing was cut.
     triggered: bool `[B, H, T]`, the tiles the rule expanded.
     group:     how many consecutive heads, from the first on, keep the same blocks because they decided together
                (`share="group"`); 1 where each decided for itself. Kernels read what they share once.
+    lists:     what kernels read: kv_idx, but as wide as the tiles that choose need it. A tile that keeps every block it
+               sees may have a larger count (`unlisted`): one such tile would widen the lists of all others.
 
     With `cu_seqlens` the tiles of all packed sequences follow each other along T. Block indices always count from the
     first real key of the tile's own sequence.
     """
 
-    kv_idx: Tensor
+    lists: Tensor
     counts: Tensor
     margin: Tensor
     triggered: Tensor
@@ -46,11 +46,11 @@ class Selection:
         return selection
 
     @classmethod
-    def of_groups(cls, kv_idx: Tensor, decision: Decision, geometry: Geometry, heads: int) -> Selection:
+    def of_groups(cls, lists: Tensor, decision: Decision, geometry: Geometry, heads: int) -> Selection:
         """The selection of `heads` query heads from what was decided for all heads that share a decision."""
-        group = heads // kv_idx.shape[1]
+        group = heads // lists.shape[1]
         return cls.made(
-            kv_idx=each_head(kv_idx, group),
+            lists=each_head(lists, group),
             counts=each_head(decision.counts.to(torch.int32), group).contiguous(),
             margin=each_head(decision.margin, group),
             triggered=each_head(decision.triggered, group),
@@ -59,10 +59,10 @@ class Selection:
         )
 
     def _versions(self) -> tuple[int, int] | None:
-        """How often kv_idx and counts have been written to; None where torch does not count (inference mode)."""
-        if self.kv_idx.is_inference() or self.counts.is_inference():
+        """How often lists and counts have been written to; None where torch does not count (inference mode)."""
+        if self.lists.is_inference() or self.counts.is_inference():
             return None
-        return self.kv_idx._version, self.counts._version
+        return self.lists._version, self.counts._version
 
     @property
     def untouched(self) -> bool:
@@ -128,17 +128,31 @@ class Selection:
         )
 
     def to(self, device: torch.device | str) -> Selection:
-        tensors = {f: getattr(self, f).to(device) for f in ("kv_idx", "counts", "margin", "triggered")}
+        tensors = {f: getattr(self, f).to(device) for f in ("lists", "counts", "margin", "triggered")}
         return dataclasses.replace(self, **tensors)
 
     @property
     def unlisted(self) -> Tensor:
-        """bool `[B, H, T]`: tiles that keep every block they see, and more than there is room for in kv_idx."""
-        return self.counts > self.kv_idx.shape[-1]
+        """bool `[B, H, T]`: tiles that keep every block they see, and more than there is room for in `lists`."""
+        return self.counts > self.lists.shape[-1]
+
+    @property
+    def kv_idx(self) -> Tensor:
+        """Every kept block. Where a tile is unlisted, asking for it widens `lists` to tiles x blocks, for kernels too: so
+        what is written into it counts."""
+        width = int(self.counts.max()) if self.counts.numel() else 0
+        if width > self.lists.shape[-1]:
+            untouched, block = self.untouched, torch.arange(width, dtype=torch.int32, device=self.lists.device)
+            wide = torch.nn.functional.pad(self.lists, (0, width - self.lists.shape[-1]), value=self.n_blocks)
+            every = torch.where(block < self.counts[..., None], block, self.n_blocks)
+            object.__setattr__(self, "lists", torch.where(self.unlisted[..., None], every, wide))
+            if untouched:
+                object.__setattr__(self, "_made", self._versions())
+        return self.lists
 
     def kept_mask(self, at: Any = ...) -> Tensor:
         """bool `[..., n_blocks]`: which blocks are kept, by all tiles or by those at an index into `[B, H, T]`."""
-        index, counts = self.kv_idx[at], self.counts[at]
+        index, counts = self.lists[at], self.counts[at]
         used = torch.arange(index.shape[-1], device=index.device) < counts[..., None]
         mask = torch.zeros(*counts.shape, self.n_blocks + 1, dtype=torch.bool, device=index.device)
         mask = mask.scatter_(-1, torch.where(used, index.long(), self.n_blocks), True)[..., :-1]
@@ -150,18 +164,18 @@ class Selection:
         g = self.geometry
         if g.problem is not None:
             raise ValueError(f"selection.geometry is not one that select or from_blocks makes: {g.problem}")
-        expected = (g.batch, self.kv_idx.shape[1] if self.kv_idx.ndim == 4 else -1, g.n_tiles)
-        if self.kv_idx.ndim != 4 or self.kv_idx.dtype != torch.int32 or tuple(self.kv_idx.shape[:3]) != expected:
+        expected = (g.batch, self.lists.shape[1] if self.lists.ndim == 4 else -1, g.n_tiles)
+        if self.lists.ndim != 4 or self.lists.dtype != torch.int32 or tuple(self.lists.shape[:3]) != expected:
             raise ValueError(
                 f"selection.kv_idx must be int32 [B, H, T, width] with B = {g.batch}, T = {g.n_tiles}, "
-                f"got {self.kv_idx.dtype} {list(self.kv_idx.shape)}"
+                f"got {self.lists.dtype} {list(self.lists.shape)}"
             )
         if self.counts.dtype not in (torch.int32, torch.int64) or tuple(self.counts.shape) != expected:
             raise ValueError(
                 f"selection.counts must be int32 or int64 [B, H, T] = {list(expected)}, "
                 f"got {self.counts.dtype} {list(self.counts.shape)}"
             )
-        width = self.kv_idx.shape[3]
+        width = self.lists.shape[3]
         visible = g.visible.to(self.counts.device)[:, None]
         bad = (self.counts < 0) | (self.unlisted & (self.counts < visible)) | (self.counts > visible)
         if bool(bad.any()):
@@ -171,18 +185,18 @@ class Selection:
                 f"{int(visible[b, 0, t])} blocks and kv_idx has room for {width}: only a tile that keeps all it sees "
                 "may keep more than that"
             )
-        kept = torch.arange(width, device=self.kv_idx.device) < self.counts[..., None]
-        bad = kept & ((self.kv_idx < 0) | (self.kv_idx >= visible[..., None]))
+        kept = torch.arange(width, device=self.lists.device) < self.counts[..., None]
+        bad = kept & ((self.lists < 0) | (self.lists >= visible[..., None]))
         if bool(bad.any()):
             b, h, t, i = bad.nonzero()[0].tolist()
             raise ValueError(
-                f"selection.kv_idx[{b}, {h}, {t}, {i}] = {int(self.kv_idx[b, h, t, i])} is out of range: that tile "
+                f"selection.kv_idx[{b}, {h}, {t}, {i}] = {int(self.lists[b, h, t, i])} is out of range: that tile "
                 f"sees blocks 0 to {int(visible[b, 0, t]) - 1}"
             )
-        bad = kept[..., 1:] & (self.kv_idx[..., 1:] <= self.kv_idx[..., :-1])
+        bad = kept[..., 1:] & (self.lists[..., 1:] <= self.lists[..., :-1])
         if bool(bad.any()):
             b, h, t, i = bad.nonzero()[0].tolist()
-            pair = self.kv_idx[b, h, t, i : i + 2].tolist()
+            pair = self.lists[b, h, t, i : i + 2].tolist()
             raise ValueError(
                 f"selection.kv_idx[{b}, {h}, {t}, {i}:{i + 2}] = {pair} must be ascending and distinct: sort the blocks"
             )
@@ -193,8 +207,8 @@ class Selection:
         heads = self.counts.shape[1]
         if self.group < 1 or heads % self.group:
             raise ValueError(f"selection.group = {self.group} does not divide its {heads} heads")
-        for name in ("kv_idx", "counts") if self.group > 1 else ():
-            groups = torch.unflatten(getattr(self, name), 1, (-1, self.group))
+        for name, kept in (("kv_idx", self.lists), ("counts", self.counts)) if self.group > 1 else ():
+            groups = torch.unflatten(kept, 1, (-1, self.group))
             differs = groups != groups[:, :, :1]
             if bool(differs.any()):
                 b, g, h, t = differs.nonzero()[0, :4].tolist()
@@ -211,7 +225,7 @@ def each_head(x: Tensor, group: int) -> Tensor:
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:
-    """kv_idx from a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending.
+    """The lists of a ranking: the forced blocks and the first `counts - forced` ranked ones, ascending.
 
     A tile that keeps more than `width` keeps all it sees (`Selection.unlisted`).
     """
@@ -235,7 +249,7 @@ def select_all(geometry: Geometry, heads: int, device: torch.device) -> Selectio
     one = torch.where(block < visible[..., None], block, geometry.n_blocks).to(torch.int32)
     shape = (geometry.batch, heads, geometry.n_tiles)
     return Selection.made(
-        kv_idx=one[:, None].expand(*shape, -1).to(device),
+        lists=one[:, None].expand(*shape, -1).to(device),
         counts=visible.to(torch.int32)[:, None].expand(shape).to(device),
         margin=torch.full(shape, torch.nan, device=device),
         triggered=torch.zeros(shape, dtype=torch.bool, device=device),

@@ -187,17 +187,17 @@ def test_it_says_what_was_triggered_where_there_was_something_to_trigger() -> No
 @pytest.mark.parametrize("rows", [96, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tile_that_reads_everything_needs_no_list(engine: Engine, rows: int, dtype: torch.dtype) -> None:
-    """Its count goes beyond the width of kv_idx, which holds its first blocks; every reader takes that for all."""
+    """Its count goes beyond the width of `lists`, which hold its first blocks; every reader takes that for all."""
     generator = torch.Generator().manual_seed(rows)
     q, k, v = (torch.randn(1, h, n, 16, generator=generator).to(dtype) for h, n in ((2, rows), (1, 168), (1, 168)))
     policy = closecall.policy(
         "last-tile-on-quest", budget=5, tile_factor=1, factor="dense", pay=False, block=16, tile=32
     )
     kept = engine.select(q, k, policy)
-    assert kept.kv_idx.shape[3] == 10  # twice the tile budget
+    assert kept.lists.shape[3] == 10  # twice the tile budget
     assert kept.unlisted[0].tolist() == [[*[False] * (len(kept.counts[0, 0]) - 1), True]] * 2
     assert kept.counts[0, :, -1].tolist() == [11, 11]
-    assert kept.kv_idx[0, :, -1].tolist() == [list(range(10))] * 2
+    assert kept.lists[0, :, -1].tolist() == [list(range(10))] * 2
     assert bool(kept.kept_mask()[0, :, -1].all())
     wide = torch.full((*kept.counts.shape, 11), 11, dtype=torch.int32)
     for cell, blocks in kept_of(kept).items():
@@ -207,3 +207,12 @@ def test_a_tile_that_reads_everything_needs_no_list(engine: Engine, rows: int, d
     for got, right in zip(engine.attend(q, k, v, kept, return_lse=True), expected, strict=True):
         assert torch.allclose(got.double(), right, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
     assert torch.equal(closecall.certify(q, k, v, kept).mass, closecall.certify(q, k, v, listed).mass)
+    before = engine.attend(q, k, v, kept)
+    assert kept.untouched
+    assert torch.equal(kept.kv_idx, wide)  # who asks gets every block, and so do kernels from then on
+    assert kept.untouched
+    assert not kept.unlisted.any()
+    assert torch.equal(engine.attend(q, k, v, kept), before)
+    kept.kv_idx[0, 0, -1, 10] = 99
+    with pytest.raises(ValueError, match="is out of range"):
+        engine.attend(q, k, v, kept)

@@ -64,7 +64,7 @@ def flops(selection: Selection | None, geometry: Geometry, heads: int, dim: int,
     if selection is None:
         pairs = int((rows * end).sum()) * heads
     else:
-        keys = (end[:, None, :, None] - selection.kv_idx.long() * geometry.block).clamp(0, geometry.block)
+        keys = (end[:, None, :, None] - selection.lists.long() * geometry.block).clamp(0, geometry.block)
         kept = torch.arange(keys.shape[-1]) < selection.counts[..., None]
         listed = torch.where(selection.unlisted, end[:, None], keys.where(kept, 0).sum(-1))
         pairs = int((listed * rows[:, None]).sum())

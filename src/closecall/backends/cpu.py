@@ -145,7 +145,7 @@ def kept_args(selection: Selection | None, q: Tensor, k: Tensor) -> tuple[tuple[
     """The selection's fields of struct AttendArgs, and the tensors that they point to."""
     if selection is None:
         return (0,) * 9 + (1,), ()
-    kv_idx, counts = selection.kv_idx, selection.counts.to(torch.int32)
+    kv_idx, counts = selection.lists, selection.counts.to(torch.int32)
     kv_idx = kv_idx if kv_idx.stride(3) == 1 else kv_idx.contiguous()
     group = q.shape[1] // k.shape[1]
     sharing = group if selection.group % group == 0 else 1  # who shares across key heads shares within them

@@ -105,9 +105,9 @@ def _kept(selection: Selection | None, geometry: Geometry, b: int, tiles: slice,
         blocks = torch.arange(geometry.n_blocks, dtype=torch.int32, device=device)
         return _Kept(blocks.repeat(1, len(start), 1), counts, start)
     counts = selection.counts[b, :, tiles].to(torch.int32)
-    blocks = selection.kv_idx.new_zeros(*counts.shape, geometry.n_blocks)
-    width = min(selection.kv_idx.shape[-1], geometry.n_blocks)
-    blocks[..., :width] = selection.kv_idx[b, :, tiles, :width]
+    blocks = selection.lists.new_zeros(*counts.shape, geometry.n_blocks)
+    width = min(selection.lists.shape[-1], geometry.n_blocks)
+    blocks[..., :width] = selection.lists[b, :, tiles, :width]
     every = torch.arange(geometry.n_blocks, dtype=torch.int32, device=device)
     blocks = torch.where(selection.unlisted[b, :, tiles, None], every, blocks)
     kept = _Kept(blocks, counts, start)

@@ -161,7 +161,7 @@ def attend(
             if selection is None or bool(selection.unlisted[b, h, t]):
                 mask = sees
             else:
-                kept = selection.kv_idx[b, h, t, : int(selection.counts[b, h, t])]
+                kept = selection.lists[b, h, t, : int(selection.counts[b, h, t])]
                 mask = sees & torch.isin(block, kept)[position // geometry.block]
             logits = scale * (q[b, h, rows].to(wide) @ k[b, shared, keys].to(wide).T)
             if softcap:

@@ -171,7 +171,8 @@ class Recorder:
     def write(self, layer: int, selection: Selection, scores: Tensor | None) -> None:
         if self.left <= 0:
             return
-        arrays = {name: getattr(selection, name).cpu().numpy() for name in ("kv_idx", "counts", "margin", "triggered")}
+        tensors = {"kv_idx": selection.lists} | {n: getattr(selection, n) for n in ("counts", "margin", "triggered")}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         geometry = selection.geometry
         arrays |= {name: getattr(geometry, name).cpu().numpy() for name in ("row", "rows", "key", "pos", "sequence")}
         if scores is not None:

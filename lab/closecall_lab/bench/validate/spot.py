@@ -52,5 +52,5 @@ def _of_cell(kept: Selection | None, h: int, t: int, end: int, block: int) -> tu
     seen = -(-end // block)
     if kept is None or bool(kept.unlisted[0, h, t]):
         return torch.arange(seen, dtype=torch.int32)[None, None, None], torch.full((1, 1, 1), seen, dtype=torch.int32)
-    index = kept.kv_idx[:, h : h + 1, t : t + 1].cpu()
+    index = kept.lists[:, h : h + 1, t : t + 1].cpu()
     return index.clamp(max=seen), kept.counts[:, h : h + 1, t : t + 1].cpu()

@@ -127,7 +127,7 @@ def _call(
     return tuning.Call(
         kernel, _arch(q.device), q.shape[3], v.shape[3], q.dtype, _device_name(q.device), q.shape[0], q.shape[1],
         k.shape[1], q.shape[2], k.shape[2] if paged is None else paged.n_blocks * paged.block,
-        0 if selection is None else selection.kv_idx.shape[3],
+        0 if selection is None else selection.lists.shape[3],
     )  # fmt: skip
 
 
@@ -377,7 +377,7 @@ def _many(
         strides: tuple[int, ...] = (0,) * 6
         width = 0
     else:
-        kept = selection.kv_idx if selection.kv_idx.stride(3) == 1 else selection.kv_idx.contiguous()
+        kept = selection.lists if selection.lists.stride(3) == 1 else selection.lists.contiguous()
         # No further than there are blocks, should a rule of one's own count wrongly: nothing else checks on the device.
         listed = selection.counts.minimum((kept < geometry.n_blocks).sum(-1))
         counts = torch.where(selection.unlisted, here.visible[:, None], listed).to(torch.int32)
@@ -420,7 +420,7 @@ def _few(
     most = n_blocks
     if selection is not None:
         blocks, counts, members = _union(selection, kv_heads)
-        most = min(n_blocks, group * selection.kv_idx.shape[3])
+        most = min(n_blocks, group * selection.lists.shape[3])
 
     def run(chosen: launch.Launch) -> None:
         piles = kv_heads * -(-group * rows // chosen.rows)
