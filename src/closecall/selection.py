@@ -138,8 +138,8 @@ class Selection:
 
     @property
     def kv_idx(self) -> Tensor:
-        """Every kept block. Where a tile is unlisted, asking for it widens `lists` to tiles x blocks, for kernels too: so
-        what is written into it counts."""
+        """Every kept block. Where a tile is unlisted, asking for it widens `lists` to tiles x blocks, for kernels too:
+        so what is written into it counts."""
         width = int(self.counts.max()) if self.counts.numel() else 0
         if width > self.lists.shape[-1]:
             untouched, block = self.untouched, torch.arange(width, dtype=torch.int32, device=self.lists.device)
