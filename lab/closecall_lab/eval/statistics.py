@@ -7,7 +7,6 @@ fall together, so intervals are drawn over contexts, not over questions. The ari
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..spine.numbers import Estimate as Estimate
+
 LEVEL = 0.95
 RESAMPLES = 9999
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its interval; n is what it is a mean of."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        """Leaves out the interval if there is none, as from a single context."""
-        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
 def _floats(values: ArrayLike, name: str) -> Floats:

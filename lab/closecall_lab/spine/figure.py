@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from . import files
-from .numbers import size
+from .numbers import Estimate, size
 from .style import INK, QUIET, Look
 
 if TYPE_CHECKING:
@@ -97,18 +97,7 @@ def contexts(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-class Interval(Protocol):
-    """A value with its interval: `closecall_lab.eval.statistics.Estimate` is one."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-def row(axes: Axes, estimate: Interval, y: float, look: Look, blocks: float) -> None:
+def row(axes: Axes, estimate: Estimate, y: float, look: Look, blocks: float) -> None:
     """A dot with its interval at height `y`, and at the right end of the panel how many blocks a tile reads."""
     axes.plot([estimate.low, estimate.high], [y, y], color=look.colour, linewidth=1.6, alpha=0.6, zorder=2)
     axes.plot(

@@ -1,13 +1,29 @@
-"""Numbers as people write them: 4K tokens, 12.3 ms, 3 min 20 s, 2 examples."""
+"""Numbers as people write them: 4K tokens, 12.3 ms, 3 min 20 s, 2 examples, 0.75 [0.30, 0.95]."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 TYPES = ("fp32", "bf16", "fp16")  # that attention runs in
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its interval; n is what it is a mean of."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        """Leaves out the interval if there is none, as from a single context."""
+        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
 def size(n: int) -> str:

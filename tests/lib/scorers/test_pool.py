@@ -14,14 +14,13 @@ import torch
 from hypothesis import strategies as st
 from small_calls import call
 from test_selector_native import NAMED, NATIVE, check_ranked_scores
-from test_selector_scores import AGGREGATES, bound, made, scored
+from test_selector_scores import AGGREGATES, bound, made, scored_in_parts
 
 import closecall
 import oracle
 from closecall import SCORERS, Policy
 from closecall.backends import reference
 from closecall.geometry import plan
-from closecall.scorers import base
 from drawing import Case, over
 from engines import ENGINES, FLOATS, Engine
 
@@ -62,9 +61,7 @@ def test_by_definition(name: str, aggregate: str) -> None:
         policy, given = made(name, aggregate, case)
         pool = divisor(case)
         policy = policy.replace(pool=pool, rule=LAST if protected else policy.rule)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(base, "AT_ONCE", random.Random(case.seed).choice([1, 1000, base.AT_ONCE]))
-            found = oracle.exact(scored(case, policy, q, k))
+        found = scored_in_parts(case, policy, q, k)
         wide_q, wide_k = oracle.exact(q), oracle.exact(k)
         always, relative = bound(case, wide_q, wide_k, 2.0**-53)
         tiles = case.tiles()

@@ -69,6 +69,13 @@ def bound(case: Case, q: np.ndarray, k: np.ndarray, u: float) -> tuple[float, fl
     return logit + share * case.q_len, share
 
 
+def scored_in_parts(case: Case, policy: Policy, q: torch.Tensor, k: torch.Tensor) -> np.ndarray:
+    """The scores, with one row, a thousand or as many as usual taken at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "AT_ONCE", random.Random(case.seed).choice([1, 1000, base.AT_ONCE]))
+        return oracle.exact(scored(case, policy, q, k))
+
+
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("name", NAMES)
 def test_by_definition(name: str, aggregate: str) -> None:
@@ -77,9 +84,7 @@ def test_by_definition(name: str, aggregate: str) -> None:
         case = call(seed)
         q, k, _ = case.tensors()
         policy, given = made(name, aggregate, case)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(base, "AT_ONCE", random.Random(case.seed).choice([1, 1000, base.AT_ONCE]))
-            found = oracle.exact(scored(case, policy, q, k))
+        found = scored_in_parts(case, policy, q, k)
         wide_q, wide_k = oracle.exact(q), oracle.exact(k)
         always, relative = bound(case, wide_q, wide_k, 2.0**-53)
         tiles = case.tiles()
