@@ -22,7 +22,10 @@ NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
 SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
 # What every run compiles: the hot kernels at the two usual head dims for each kind of target. `make audit` compiles the
 # hot kernels of all dims and targets, and the others for one of each maker; `closecall gpu-report` all there are.
-HOT = ("attend D", "attend dense", "attend packed", "attend paged", "few D", "few paged", "scores quest D", "select")
+HOT = (
+    "attend D", "attend dense", "attend packed", "attend paged", "few D", "few paged", "scores quest D",
+    "scores quest pooled D", "select",
+)  # fmt: skip
 USUAL = (
     "attend D128 bf16",
     "attend D64 bf16",
@@ -210,6 +213,17 @@ def test_the_score_loop_in_numbers(arch: str, most: int, compiler: Compiler) -> 
     assert facts.instructions <= most
 
 
+@pytest.mark.parametrize(("arch", "most"), [("sm_80", 530), ("sm_90", 350)])
+def test_a_turn_of_pooled_scores_serves_eight_tiles(arch: str, most: int, compiler: Compiler) -> None:
+    """Its 64 rows are 8 means of each of 8 tiles, and its loop is about as long as that of one tile's 64 rows."""
+    (constants,) = [v.constexprs for v in variants(arch) if v.name == "scores quest pooled D128 bf16"]
+    assert (constants["TILES"], constants["RUNS"]) == (8, 8)
+    facts = compiler.facts(arch, "scores quest pooled D128 bf16")
+    assert (facts.overlapped, facts.row_in_warp, facts.barriers) == (True, True, 2)
+    assert (facts.rows, facts.keys) == (64, 64)
+    assert facts.instructions <= most
+
+
 def test_the_variants_cover_what_is_promised() -> None:
     names = [name for arch, name in SHIPPED if arch == "sm_90"]
     assert len(set(names)) == len(names)
@@ -222,6 +236,7 @@ def test_the_variants_cover_what_is_promised() -> None:
             if dim in ("D64", "D128"):
                 for scorer in ("mean", "quest", "box", "outliers-1", "outliers-3", "boxed-outliers-1"):
                     kinds = (f"summaries {scorer}", f"scores {scorer}", f"scores {scorer} mass", f"sums {scorer}")
+                    kinds += (f"scores {scorer} pooled", f"scores {scorer} pooled mass", f"sums {scorer} pooled")
                     assert {f"{kind} {dim} {dtype}" for kind in kinds} <= set(names)
                 assert {f"attend forced {dim}/16 {dtype}", f"few forced {dim}/16 {dtype}"} <= set(names)
     assert all([name for a, name in SHIPPED if a == arch] == names for arch in ARCHS)

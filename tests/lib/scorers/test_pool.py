@@ -26,7 +26,7 @@ from engines import ENGINES, FLOATS, Engine
 
 POOLED = ("mean", "quest", "box", "outliers", "boxed outliers")
 OF_SCORES = ("max", "mean", "softmax")  # the others also ask what the rows, not their means, find in forced blocks
-POOLING = [e for e in ENGINES if e.backend != "triton"]
+POOLING = [e for e in ENGINES if e.backend != "triton"]  # whose shapes are in triton/test_pooled.py
 SEEDS = st.integers(0, 2**32 - 1)
 LAST = closecall.RULES["last-tile"](rule=closecall.RULES["topk"](budget=4, tile_factor=1))
 GRID = {"block": 8, "tile": 16, "budget": 4, "tile_factor": 1}
@@ -268,13 +268,6 @@ def test_scorers_that_cannot_be_pooled_say_so(name: str) -> None:
     with pytest.raises(ValueError, match=rf"scorer '{name}' .* use pool=1, or a scorer"):
         closecall.policy("topk", scorer=name, pool=8)
     assert closecall.policy("topk", scorer=name, pool=1).pool == 1
-
-
-def test_triton_says_that_it_cannot_yet() -> None:
-    pytest.importorskip("triton")
-    q, k = (x[:, :1] for x in tensors(80, torch.float32))
-    with pytest.raises(ValueError, match=r"pool = 4: the triton backend .* use pool=1 with it, or backend='reference'"):
-        Engine("triton").select(q, k, closecall.policy("quest", pool=4, **GRID))
 
 
 def test_json_knows_the_pool_and_files_without_one_score_every_row() -> None:

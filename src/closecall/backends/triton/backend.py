@@ -7,8 +7,7 @@ to check them, many times slower than the `cpu` backend.
 Limits:
 
 * head and value dims up to 256; float32, bfloat16, float16;
-* scorers that have no planes (`Scorer.planes`), and policies that pool rows, are scored by the reference backend, which
-  does ask the device;
+* scorers that have no planes (`Scorer.planes`) are scored by the reference backend, which does ask the device;
 * an infinite coordinate in a key makes its block's score NaN where the scorer makes boxes, so the block ranks last; an
   infinite value makes the rows that attend to it NaN;
 * under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
@@ -17,7 +16,6 @@ Limits:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -39,7 +37,7 @@ from ...scorers.reductions import Of
 from ...selection import Selection
 from ...summaries import Summaries
 from .. import empty_outputs, reference
-from . import launch, tuning
+from . import launch, scoring, tuning
 from . import rank as ranking
 from .interpret import kernels
 from .tables import Paging, Tables, tables
@@ -152,11 +150,6 @@ def _wide(q: Tensor) -> bool:
     return q.device.type == "cpu"
 
 
-def _fit(wanted: int, there: int) -> int:
-    """A power of two of at most `wanted` that covers `there`, but no less than tensor cores take."""
-    return min(wanted, launch.padded(there))
-
-
 def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Tensor, dict[str, Any]]:
     """Summaries `[Hkv, planes, slots, width]` and what the score kernels must know about them."""
     outliers = planes.outliers is not None
@@ -166,7 +159,7 @@ def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Ten
     width = launch.padded(dim)
     told = launch.layout(planes, launch.DTYPES[k.dtype]) | {"WIDTH": width, "DIM": dim}
     chosen = tuning.choose(_call("outliers" if outliers else "summaries", k, k, k))
-    keys = _fit(chosen.keys, block)
+    keys = launch.fit(chosen.keys, block)
     common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
     # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
     dtype = torch.float32 if outliers and _wide(k) else k.dtype
@@ -211,8 +204,7 @@ def _forced_mass(
 def has_kernel(policy: Policy) -> bool:
     """Whether kernels rank the blocks, and not the reference."""
     reduction = (policy.reduction.of, policy.reduction.mean)
-    known = getattr(policy.scorer, "planes", None) is not None and reduction in _REDUCTIONS
-    return known and policy.pool == 1
+    return getattr(policy.scorer, "planes", None) is not None and reduction in _REDUCTIONS
 
 
 def rank(
@@ -227,15 +219,10 @@ def rank(
     """As every backend's; with `paging`, `k` holds pages and the summaries were made before."""
     reduction = policy.reduction
     known = None if policy.scorer is None else policy.scorer.planes
-    if policy.pool > 1:
-        raise ValueError(
-            f"pool = {policy.pool}: the triton backend scores every row, and has no kernel for means of rows yet: use "
-            "pool=1 with it, or backend='reference'"
-        )
     if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS:
         return reference.rank(q, k, policy, geometry, scale)
     here = tables(geometry, q.device)
-    batch, heads, rows, dim = q.shape
+    batch, heads, _, _ = q.shape
     n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
     width = policy.rule.limit(n_blocks)
     sort = not policy.rule.at_ranks or n_blocks > launch.MOST_SPAN
@@ -248,50 +235,34 @@ def rank(
         nothing = torch.full(order.shape, -math.inf, device=q.device)
         return Ranked(order.fill_(n_blocks), nothing, here.visible, forced, here.geometry.sequence)
     planes, told = _summarise(k, known, here, geometry.block) if paging is None else paging.summaries
-    slots, group, arch = here.blocks.shape[0], heads // k.shape[1], _arch(q.device)
-    mass, softmax = reduction.of is Of.MASS, reduction.of is Of.SOFTMAX
-    told |= {
-        "TILE": geometry.tile, "BLOCK": geometry.block, "SOFTMAX": softmax, "WIDE": _wide(q),
-        "PRECISION": launch.precision(arch, launch.DTYPES[q.dtype]),
-        "SLICE": launch.score_slice(dim, launch.DTYPES[q.dtype]),
-    }  # fmt: skip
-
-    def fitted(chosen: launch.Launch) -> dict[str, Any]:
-        sizes = {"ROWS": _fit(chosen.rows, geometry.tile), "KEYS": _fit(min(chosen.keys, launch.MOST_KEYS), n_blocks)}
-        return told | sizes | {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-
-    sums = own = scores  # not read where rows are not normalised
-    if mass:
+    own = None
+    if reduction.of is Of.MASS:
         own = _forced_mass(q, k, geometry, here, scale, policy.sinks, paging)
         scale *= math.log2(math.e)
-    normalised = mass or softmax
+    with _running(q.device) as kernel:
+        every_row = None
+        if policy.pool > 1:
+            every_row = policy.rule.every_row(geometry.sequence if paging is None else paging.told)
+        wide = told | {"WIDE": _wide(q)}
+        scored = scoring.scored(kernel, q, own, policy, every_row, planes, geometry, here, wide, _arch(q.device))
+    normalised = reduction.of is not Of.SCORES
     if normalised:
-        sums = torch.empty(batch, heads, rows, 2 if mass else 1, device=q.device)
 
         def add_up(chosen: launch.Launch) -> None:
-            constants = fitted(chosen)
             with _running(q.device) as kernel:
-                kernel.sums_kernel[(n_tiles * -(-geometry.tile // constants["ROWS"]), heads, batch)](
-                    q, planes, here.plan, own, sums, *q.stride(), n_tiles, rows, group, slots, policy.sinks, scale,
-                    **constants,
-                )  # fmt: skip
+                for rows in scored:
+                    rows.add_up(kernel, chosen, policy.sinks, scale)
 
-        tuning.run(_call("sums", q, k, k), add_up)
+        tuning.run(_call("sums", scored[0].q, k, k), add_up)
 
     def run(chosen: launch.Launch) -> None:
-        sizes = fitted(chosen)
-        there = dataclasses.replace(chosen, rows=sizes["ROWS"], keys=sizes["KEYS"])
-        constants = sizes | launch.score_sizes(arch, dim, launch.DTYPES[q.dtype], told, there)
-        constants["num_stages"] = constants["STAGES"]
+        packed = scored[0].tiles(chosen)
         with _running(q.device) as kernel:
-            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks, together):
+            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks, together, packed):
                 shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
                 found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int32, device=q.device)
-                kernel.scores_kernel[shape](
-                    q, planes, here.plan, sums, found, *q.stride(), n_tiles, some_tiles.start, some_heads.start,
-                    heads, rows, group, n_blocks, slots, policy.sinks, scale, MASS=mass,
-                    MEAN=reduction.mean, **constants,
-                )  # fmt: skip
+                for rows in scored:
+                    rows.score(kernel, chosen, policy, scale, found, some_heads, some_tiles)
                 deciding = slice(some_heads.start // together, some_heads.stop // together)
                 if sort:
                     found = torch.unflatten(found, 1, (-1, together)).amax(2)
@@ -303,7 +274,7 @@ def rank(
                         **launch.select_sizes(n_blocks, width),
                     )  # fmt: skip
 
-    tuning.run(_call(launch.scoring(told["VECTORS"], normalised), q, k, k), run)
+    tuning.run(_call(launch.scoring(told["VECTORS"], normalised), scored[0].q, k, k), run)
     if sort:
         return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
     return ranking.Best(order, scores, here.visible, forced, here.geometry.sequence, scores_at=_scores_at)
@@ -387,7 +358,7 @@ def _many(
     sharing = group > 1 and selection is not None and selection.group % group == 0
 
     def run(chosen: launch.Launch) -> None:
-        span = _fit(chosen.rows, geometry.tile)
+        span = launch.fit(chosen.rows, geometry.tile)
         packed = min(chosen.rows // span, launch.power_above(group)) if sharing else 1
         part = span * packed
         grid = (geometry.n_tiles * -(-geometry.tile // span), k.shape[1] * -(-group // packed), batch)
@@ -397,7 +368,7 @@ def _many(
                 here.plan if paging is None else paging.table,
                 *q.stride(), *k.stride(), *v.stride(), *out.stride()[1:3], *strides,
                 geometry.n_tiles, rows, group, width, *factors, PAGED=0 if paging is None else paging.blocks,
-                TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=_fit(chosen.keys, geometry.block),
+                TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=launch.fit(chosen.keys, geometry.block),
                 LISTED=selection is not None, STAGES=chosen.num_stages,
                 **_constants(q, v, geometry.block, part, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
@@ -432,7 +403,8 @@ def _few(
             kernel.few_kernel[(splits, piles, batch)](
                 q, k, v, parts, sums, blocks, counts, members, here.plan, here.plan if paging is None else paging.table,
                 *q.stride(), *k.stride(), *v.stride(), rows, group, n_blocks, *factors,
-                PAGED=0 if paging is None else paging.blocks, ROWS=chosen.rows, KEYS=_fit(chosen.keys, geometry.block),
+                PAGED=0 if paging is None else paging.blocks, ROWS=chosen.rows,
+                KEYS=launch.fit(chosen.keys, geometry.block),
                 SPLITS=splits, LISTED=selection is not None, STAGES=chosen.num_stages,
                 **_constants(q, v, geometry.block, chosen.rows, factors[1]),
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,

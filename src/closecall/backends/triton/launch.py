@@ -92,6 +92,17 @@ def padded(dim: int) -> int:
     return max(16, power_above(dim))
 
 
+def fit(wanted: int, there: int) -> int:
+    """A power of two of at most `wanted` that covers `there`, but no less than tensor cores take."""
+    return min(wanted, padded(there))
+
+
+def score_rows(pool: int, runs: int, rows: int) -> dict[str, int]:
+    """How the score kernels' ROWS are shared: RUNS rows of each of TILES tiles, or ROWS at a time of one tile's."""
+    tiles = max(1, rows // runs) if pool > 1 else 1
+    return {"RUNS": runs, "TILES": tiles, "ROWS": rows if tiles > 1 else fit(rows, runs)}
+
+
 def layout(planes: Planes, dtype: str) -> dict[str, int]:
     """How a block's vectors lie in planes: PLANES for what stands for its keys, and one for each outlying key.
 

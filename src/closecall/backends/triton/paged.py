@@ -161,7 +161,7 @@ def rank(
     """The ranking of `backend.rank`. With a store, keys of blocks that were complete before the first row are not read
     for their summaries again."""
     made = _summaries(k_pages, policy, geometry, plan, store)
-    paging = Paging(_table(geometry, plan, k_pages), plan.page // policy.block, made)
+    paging = Paging(_table(geometry, plan, k_pages), plan.page // policy.block, made, told)
     return backend.rank(q, k_pages, policy, geometry, scale, paging=paging)
 
 

@@ -29,10 +29,13 @@ class Best(Ranked):
         return self.scores_at(self.scores, ranks)
 
 
-def chunks(batch: int, heads: int, n_tiles: int, n_blocks: int, group: int) -> Iterator[tuple[slice, slice]]:
-    """(heads, tiles) whose scores fit into SCORE_BYTES together. `group` heads that are ranked as one stay together."""
+def chunks(
+    batch: int, heads: int, n_tiles: int, n_blocks: int, group: int, packed: int = 1
+) -> Iterator[tuple[slice, slice]]:
+    """(heads, tiles) whose scores fit into SCORE_BYTES together. `group` heads that are ranked as one stay together, and
+    so do every `packed` tiles."""
     most = max(1, SCORE_BYTES // (8 * batch * n_blocks * group))
-    some_heads, some_tiles = max(1, most // n_tiles) * group, min(most, n_tiles)
+    some_heads, some_tiles = max(1, most // n_tiles) * group, min(max(most // packed, 1) * packed, n_tiles)
     for h in range(0, heads, some_heads):
         for t in range(0, n_tiles, some_tiles):
             yield slice(h, min(h + some_heads, heads)), slice(t, min(t + some_tiles, n_tiles))

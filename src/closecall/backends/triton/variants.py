@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from ...registry import unknown
 from ...scorers.base import Planes
 from . import launch
-from .kernels import attend, few, scores, select, summaries, sums
+from .kernels import attend, few, pool, scores, select, summaries, sums
 
 # (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
@@ -28,6 +29,7 @@ MORE_PLANES = {
 }
 SOFTMAX_PLANES = (PLANES["quest"], MORE_PLANES["boxed-outliers-1"])
 MORE_DIMS = (64, 128)
+POOL = 8  # rows per mean of the variants that pool
 # Rows that the select kernels hold: blocks of a tile (128K and 1M tokens), and kept ones.
 SELECT_BLOCKS = (2048, launch.MOST_SPAN)
 SELECT_KEPT = 132
@@ -66,7 +68,9 @@ def _variant(
         "group",
         "n_blocks",
         "n_slots",
+        "first_pack",
         "first_tile",
+        "some_tiles",
         "first_head",
         "n_heads",
         "sinks",
@@ -172,29 +176,41 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
         told: dict[str, object] = {"DIM": dims[0], "WIDTH": launch.padded(dims[0])}
         told |= launch.layout(planes, dtype)
         yield _summaries(scorer, planes, arch, dims, dtype, told)
-        types = {"q": x, "summaries": x, "plan": "*i32", "forced": "*fp32", "sums": "*fp32", "out": "*i32"}
-        types |= {"scale": "fp32"}
+        types = {"q": x, "summaries": x, "plan": "*i32", "packs": "*i32", "forced": "*fp32", "sums": "*fp32"}
+        types |= {"out": "*i32", "scale": "fp32"}
         told |= {
-            "q_d": 1, "TILE": 64, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
+            "q_d": 1, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
             "SLICE": launch.score_slice(dims[0], dtype),
         }  # fmt: skip
-        reductions = ("", "mass", "softmax") if planes in SOFTMAX_PLANES else ("", "mass")
-        for reduction in reductions if more else ("",):
-            mass, softmax = reduction == "mass", reduction == "softmax"
+        reductions = ("", " mass", " softmax") if planes in SOFTMAX_PLANES else ("", " mass")
+        for rows, reduction in itertools.product((1, POOL), reductions) if more else ((1, ""),):
+            mass, softmax = reduction == " mass", reduction == " softmax"
             told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": softmax}
+            pooled, runs = " pooled" if rows > 1 else "", 64 // rows
             chosen = launch.table(launch.scoring((planes.outliers or 0) + 1, mass or softmax), arch, *dims, dtype)
             sizes = launch.score_sizes(arch, dims[0], dtype, launch.layout(planes, dtype), chosen)
-            constants = told | sizes
+            constants = told | sizes | launch.score_rows(rows, runs, sizes["ROWS"])
             chosen = dataclasses.replace(chosen, num_stages=sizes["STAGES"])
-            name = _name(f"scores {scorer} {reduction}".rstrip(), dims, dtype)
+            name = _name(f"scores {scorer}{pooled}{reduction}", dims, dtype)
             yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
             if not (mass or softmax):
                 continue
             chosen = launch.table("sums", arch, *dims, dtype)
-            constants = {a: x for a, x in told.items() if a in sums.sums_kernel.arg_names}
-            constants |= {"ROWS": chosen.rows, "KEYS": chosen.keys}
-            name = _name(f"sums {scorer}{' softmax' if softmax else ''}", dims, dtype)
+            constants = told | {"KEYS": chosen.keys} | launch.score_rows(rows, runs, chosen.rows)
+            constants = {a: x for a, x in constants.items() if a in sums.sums_kernel.arg_names}
+            name = _name(f"sums {scorer}{pooled}{' softmax' if softmax else ''}", dims, dtype)
             yield _variant(name, arch, sums.sums_kernel, types, constants, chosen, dims, dtype, False)
+
+
+def _pool(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
+    """Means of rows, with the forced masses that some reductions want of them."""
+    if dims[0] != dims[1]:
+        return
+    types = {"q": f"*{dtype}", "out": f"*{dtype}", "plan": "*i32", "forced": "*fp32", "means": "*fp32"}
+    constants: dict[str, object] = {"q_d": 1, "DIM": dims[0], "WIDTH": launch.padded(dims[0]), "FORCED": True}
+    constants |= {"POOL": POOL, "RUNS": 64 // POOL, "ROWS": 64 // POOL}
+    chosen = launch.Launch(16, 16, 4, 1)
+    yield _variant(_name("pool", dims, dtype), arch, pool.pool_kernel, types, constants, chosen, dims, dtype, False)
 
 
 def _select(arch: str) -> Iterator[Variant]:
@@ -215,7 +231,7 @@ def variants(arch: str) -> list[Variant]:
     """What the launch table can choose on `arch`, for the usual grid of 64 by 64."""
     if arch not in launch.ARCHS:
         raise unknown("architecture", arch, launch.ARCHS)
-    kinds = (_attend, _few, _merge, _scoring)
+    kinds = (_attend, _few, _merge, _pool, _scoring)
     every = (*DIMS, *FORCED_DIMS)
     wanted = [(dims, dtype) for dims in every for dtype in FLOATS if dtype != "fp16" or dims[0] == HALF_DIM]
     return [v for make in kinds for dims, dtype in wanted for v in make(arch, dims, dtype)] + list(_select(arch))

@@ -16,7 +16,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import HUGE, LARGEST, largest, rows_of, total
+from .steps import HUGE, LARGEST, largest, largest_int, rows_of, total
 
 # Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
 NEVER = tl.constexpr(-(2**31))
@@ -97,29 +97,45 @@ def block_scores(q, at, real, q_n, q_d, x, low, high, summaries, block, plane, v
     return s
 
 
+@triton.jit
+def reduced(s, KEYS: tl.constexpr, RUNS: tl.constexpr, TILES: tl.constexpr, MEAN: tl.constexpr):
+    """`s [KEYS, ROWS]` over the rows: one number a block, or `[KEYS, TILES]` where the rows are several tiles'.
+
+    Of these the first rows of all tiles come first, then the second ones: a thread then holds all rows of a tile.
+    """
+    if TILES > 1:
+        s = tl.reshape(s, [KEYS, RUNS, TILES])
+    return total(s, 1) if MEAN else largest(s, 1)
+
+
 @triton.jit(
-    do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "q_len", "n_blocks", "n_slots", "sinks"]
-)
+    do_not_specialize=["n_tiles", "first_pack", "first_tile", "first_head", "n_heads", "some_tiles", "q_len",
+                       "n_blocks", "n_slots", "sinks"]
+)  # fmt: skip
 def scores_kernel(
-    q, summaries, plan, sums, out, q_b, q_h, q_n, q_d, n_tiles, first_tile, first_head, n_heads, q_len, group, n_blocks,
-    n_slots, sinks, scale,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr, SOFTMAX: tl.constexpr,
-    MEAN: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, STAGES: tl.constexpr,
+    q, summaries, plan, packs, sums, out, q_b, q_h, q_n, q_d, n_tiles, first_pack, first_tile, first_head, n_heads,
+    some_tiles, q_len, group, n_blocks, n_slots, sinks, scale,
+    RUNS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr,
+    SOFTMAX: tl.constexpr, MEAN: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program does one tile of one head: ROWS of its rows at a time see all blocks, KEYS a turn. It writes one
-    `ascending` number per block into `[B, heads, tiles, n_blocks]`; no score of a single row ever leaves it.
+    """One program does one head of one of the `packs [n, 3]`: batch row, first tile, and how many tiles.
+
+    It writes one `ascending` number per block into `[B, heads, some_tiles, n_blocks]`; no score of a single row ever
+    leaves it. A tile has RUNS rows, of which `plan` says how many are real. Where they are few, as means of runs of
+    rows are, TILES tiles that follow each other in a sequence see the blocks together, and ROWS is TILES * RUNS.
+    Otherwise a pack is a tile, of which ROWS rows at a time see all blocks. Blocks come KEYS a turn.
 
     MASS turns a row's scores into shares of its mass before they are reduced, SOFTMAX into logs of shares of what its
     scores' exponentials add up to, both by what the sums kernel wrote.
     """
-    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
-    tile = first_tile + tl.program_id(0)
+    PARTS: tl.constexpr = (TILES * RUNS + ROWS - 1) // ROWS
+    entry = packs + (first_pack + tl.program_id(0)) * 3
+    b, tile, n_here = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     h = first_head + tl.program_id(1)
-    b = tl.program_id(2)
     entry = plan + (b * n_tiles + tile) * 5
-    row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
+    row, slot = tl.load(entry), tl.load(entry + 4)
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     plane = n_slots.to(tl.int64) * WIDTH
     summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
@@ -127,20 +143,35 @@ def scores_kernel(
         sums += ((b.to(tl.int64) * n_heads + h) * q_len + row) * 2
     if SOFTMAX:
         sums += (b.to(tl.int64) * n_heads + h) * q_len + row
-    line = (b.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
+    line = (b.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * some_tiles + tile - first_tile
     out += line * n_blocks
-    own = pos // BLOCK  # the first block that overlaps the tile's rows: from here on blocks are forced or not visible
-    free = tl.where(rows > 0, own, 0)
+    if TILES > 1:
+        each = tl.arange(0, TILES)
+        here = each < n_here
+        rows = tl.load(entry + each * 5 + 1, mask=here, other=0)
+        # The first block that overlaps a tile's rows: from there on blocks are forced or not visible.
+        free = tl.load(entry + each * 5 + 2, mask=here, other=0)
+        last = largest_int(free, 0)
+        places = each[None, :] * n_blocks  # a pack is a few tiles: 32 bits do
+        ends = tl.where(here, n_blocks, 0)[None, :]
+    else:
+        rows = tl.load(entry + 1)
+        free = tl.load(entry + 2)
+        last = free
     for part in range(PARTS):
         at = part * ROWS + tl.arange(0, ROWS)
-        real = at < rows
+        if TILES > 1:
+            real = at // TILES < tl.load(entry + at % TILES * 5 + 1, mask=at % TILES < n_here, other=0)
+            at = at % TILES * RUNS + at // TILES
+        else:
+            real = at < rows
         x, low, high = facing(q, at, real, q_n, q_d, SLICE, DIM, BOX, WIDE)
         if MASS:
             top = tl.load(sums + 2 * at, mask=real, other=0.0)
             share = tl.load(sums + 2 * at + 1, mask=real, other=0.0)
         if SOFTMAX:
             top = tl.load(sums + at, mask=real, other=0.0)
-        for start in tl.range(0, free, KEYS, num_stages=STAGES):
+        for start in tl.range(0, last, KEYS, num_stages=STAGES):
             block = start + tl.arange(0, KEYS)
             s = tl.full([KEYS, ROWS], 0.0, tl.float32)
             for vector in tl.static_range(VECTORS):
@@ -161,22 +192,34 @@ def scores_kernel(
                 s *= scale
                 s = tl.where(s > LARGEST, LARGEST, s) - top[None, :]  # NaN stays
             if MEAN:
-                score = total(tl.where(real[None, :], s, 0.0), 1)
+                s = tl.where(real[None, :], s, 0.0)
             else:  # a row whose score is NaN has no say
-                score = largest(tl.where(real[None, :] & (s == s), s, -float("inf")), 1)
+                s = tl.where(real[None, :] & (s == s), s, -float("inf"))
+            score = reduced(s, KEYS, RUNS, TILES, MEAN)
             if not (MASS or SOFTMAX):  # once a block instead of once a row: the sign of `scale` is positive
                 score *= scale
-            if PARTS > 1 and part > 0:
-                before = tl.load(out + block, mask=block < n_blocks, other=0).to(tl.float32, bitcast=True)
-                score = score + before if MEAN else tl.maximum(score, before)
-            ranked = score.to(tl.int32, bitcast=True)
-            if part == PARTS - 1:
+            if TILES > 1:
                 if MEAN:
-                    score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
-                ranked = tl.where((block >= sinks) & (block < free), ascending(score), NEVER)
-            tl.store(out + block, ranked, mask=block < n_blocks)
+                    score = tl.div_rn(score, tl.broadcast_to(tl.maximum(rows, 1).to(tl.float32)[None, :], score.shape))
+                ranked = (block >= sinks)[:, None] & (block[:, None] < free[None, :])
+                ranked = tl.where(ranked, ascending(score), NEVER)
+                tl.store(out + (places + block[:, None]), ranked, mask=block[:, None] < ends)
+            else:
+                if PARTS > 1 and part > 0:
+                    before = tl.load(out + block, mask=block < n_blocks, other=0).to(tl.float32, bitcast=True)
+                    score = score + before if MEAN else tl.maximum(score, before)
+                ranked = score.to(tl.int32, bitcast=True)
+                if part == PARTS - 1:
+                    if MEAN:
+                        score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
+                    ranked = tl.where((block >= sinks) & (block < free), ascending(score), NEVER)
+                tl.store(out + block, ranked, mask=block < n_blocks)
         if PARTS > 1 and not WIDE:
             tl.debug_barrier()  # the next rows read what these wrote
-    for start in range((free + KEYS - 1) // KEYS * KEYS, n_blocks, KEYS):
+    for start in range((last + KEYS - 1) // KEYS * KEYS, n_blocks, KEYS):
         block = start + tl.arange(0, KEYS)
-        tl.store(out + block, tl.full([KEYS], NEVER, tl.int32), mask=block < n_blocks)
+        if TILES > 1:
+            never = tl.full([KEYS, TILES], NEVER, tl.int32)
+            tl.store(out + (places + block[:, None]), never, mask=block[:, None] < ends)
+        else:
+            tl.store(out + block, tl.full([KEYS], NEVER, tl.int32), mask=block < n_blocks)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, largest, rows_of, total
+from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, largest, largest_int, rows_of, total
 
 
 @triton.jit
@@ -100,11 +100,12 @@ def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
 
 @triton.jit
 def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
-    """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each.
+    """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each
+    where they are `ok`.
 
     Times UNIT, logits are in base 2. NaN counts for nothing, infinity as `most`.
     """
-    s = tl.where(ok[None, :] & (s == s), tl.minimum(s, most), -float("inf"))
+    s = tl.where(ok & (s == s), tl.minimum(s, most), -float("inf"))
     higher = tl.maximum(top, largest(s, 1))
     found = total(tl.exp2((s - higher[:, None]) * UNIT), 1) * keys
     return higher, mass * tl.exp2((top - higher) * UNIT) + found
@@ -112,12 +113,12 @@ def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
 def sums_kernel(
-    q, summaries, plan, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr, VECTORS: tl.constexpr,
-    PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    q, summaries, plan, packs, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
+    RUNS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr,
+    VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What each row's masses add up to: one program does ROWS rows of one tile of one head.
+    """What each row's masses add up to: one program does ROWS rows of one head, of one tile or of a pack (scores.py).
 
     `forced [B, H, q_len]` is the log-sum-exp over the row's forced blocks; those that may be ranked are estimated.
     `scale` makes logits in base 2. Written are, to `sums [B, H, q_len, 2]`, the largest logit and one over the sum of
@@ -127,28 +128,35 @@ def sums_kernel(
     `forced`. `scale` is then the plain one, and `sums [B, H, q_len]` gets the log-sum-exp, 0 if there is nothing to add
     up. Not in base 2, so that infinite scores become float32's largest number, as in the reference.
     """
-    PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
+    PARTS: tl.constexpr = (TILES * RUNS + ROWS - 1) // ROWS
     APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
-    tile = n_tiles - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
+    pack = tl.num_programs(0) // PARTS - 1 - tl.program_id(0) // PARTS  # later tiles see more and start first
     part = tl.program_id(0) % PARTS
+    b, tile, n_here = tl.load(packs + pack * 3), tl.load(packs + pack * 3 + 1), tl.load(packs + pack * 3 + 2)
     h = tl.program_id(1)
-    b = tl.program_id(2)
     entry = plan + (b * n_tiles + tile) * 5
-    row, rows, pos, slot = tl.load(entry), tl.load(entry + 1), tl.load(entry + 3), tl.load(entry + 4)
-    if part * ROWS >= rows:
-        return
+    row, slot = tl.load(entry), tl.load(entry + 4)
+    at = part * ROWS + tl.arange(0, ROWS)
+    # Blocks that count: those before the tile's own, which are forced, or all that it sees.
+    if TILES > 1:
+        mine = at // RUNS
+        real = at % RUNS < tl.load(entry + mine * 5 + 1, mask=mine < n_here, other=0)
+        ends = tl.load(entry + mine * 5 + (3 if SOFTMAX else 2), mask=mine < n_here, other=0)
+        stop = largest_int(ends, 0)
+    else:
+        rows = tl.load(entry + 1)
+        if part * ROWS >= rows:
+            return
+        real = at < rows
+        stop = tl.load(entry + (3 if SOFTMAX else 2))
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     plane = n_slots.to(tl.int64) * WIDTH
     summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
-    at = part * ROWS + tl.arange(0, ROWS)
-    real = at < rows
     line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at
     if SOFTMAX:
-        stop = (pos + rows - 1) // BLOCK + 1
         top = tl.full([ROWS], -LARGEST, tl.float32)
         mass = tl.full([ROWS], 0.0, tl.float32)
     else:
-        stop = pos // BLOCK  # from the tile's first own block on, all are forced or not visible
         own = tl.load(forced + line, mask=real, other=0.0) * LOG2_E
         known = own == own
         own = tl.where(known, own, -float("inf"))
@@ -156,21 +164,25 @@ def sums_kernel(
         mass = tl.exp2(own - top)
     for start in range(0, stop, KEYS):
         block = start + tl.arange(0, KEYS)
+        ok = block < stop
+        if not SOFTMAX:
+            ok = ok & (block >= sinks)
+        counts = ok[None, :]
+        if TILES > 1:
+            counts = counts & (block[None, :] < ends[:, None])
         if SOFTMAX:
-            ok = block < stop
             s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
                             VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-            top, mass = added(scale * s, ok, top, mass, 1.0, LARGEST, LOG2_E)
+            top, mass = added(scale * s, counts, top, mass, 1.0, LARGEST, LOG2_E)
         else:
-            ok = (block >= sinks) & (block < stop)
             if APART:
                 s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
                                PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, ok, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
+                top, mass = added(scale * s, counts, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
             for vector in range(APART, VECTORS):
                 s = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
                                SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, ok, top, mass, keys_behind(vector, BLOCK, VECTORS), HUGE, 1.0)
+                top, mass = added(scale * s, counts, top, mass, keys_behind(vector, BLOCK, VECTORS), HUGE, 1.0)
     if SOFTMAX:
         tl.store(sums + line, tl.where(mass > 0.0, top + tl.log2(mass) * LN_2, 0.0), mask=real)
     else:

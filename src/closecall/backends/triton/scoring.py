@@ -1,0 +1,132 @@
+"""Launching the score kernels: on a tile's rows, or on the means of runs of them where a policy pools."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...geometry import Geometry
+from ...policy import Policy
+from ...scorers.reductions import Of
+from . import launch, tables
+from .tables import Tables
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Rows by which some tiles are scored, and what the kernels must know about them and about the blocks.
+
+    A tile's rows are `runs` places in `q`. Tiles with few of them, a power of two, share a program.
+    """
+
+    q: Tensor  # [B, H, R, D]
+    forced: Tensor | None  # [B, H, R]: log-sum-exp over the forced blocks, where masses are wanted
+    sums: Tensor | None  # [B, H, R, 1 or 2], written by `add_up`: what rows are normalised by
+    chosen: Tensor | None  # bool [B, T], on the host: the tiles; None means all
+    pool: int
+    runs: int
+    planes: Tensor  # summaries [Hkv, planes, slots, width]
+    geometry: Geometry
+    told: dict[str, Any]  # constants of the kernels that do not depend on the launch
+    arch: str
+
+    @property
+    def plan(self) -> Tensor:
+        return tables.scored(self.geometry, self.q.device, self.pool, self.runs)
+
+    def _sizes(self, chosen: launch.Launch, of_scores: bool) -> dict[str, Any]:
+        keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.geometry.n_blocks)
+        rows = chosen.rows if self.pool > 1 else launch.fit(chosen.rows, self.runs)
+        sizes = {"ROWS": rows, "KEYS": keys, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+        if of_scores:
+            dim, dtype = self.q.shape[3], launch.DTYPES[self.q.dtype]
+            there = dataclasses.replace(chosen, rows=rows, keys=keys)
+            sizes |= launch.score_sizes(self.arch, dim, dtype, self.told, there)
+            sizes["num_stages"] = sizes["STAGES"]
+        return self.told | sizes | launch.score_rows(self.pool, self.runs, sizes["ROWS"])
+
+    def tiles(self, chosen: launch.Launch) -> int:
+        """How many tiles see the blocks together in one program of the score kernel."""
+        return int(self._sizes(chosen, of_scores=True)["TILES"])
+
+    def add_up(self, kernel: Any, chosen: launch.Launch, sinks: int, scale: float) -> None:
+        """Writes `sums`."""
+        assert self.sums is not None
+        sizes = self._sizes(chosen, of_scores=False)
+        packs = tables.packs(self.geometry, self.q.device, sizes["TILES"], self.chosen)
+        heads, parts = self.q.shape[1], -(-sizes["TILES"] * self.runs // sizes["ROWS"])
+        forced = self.sums if self.forced is None else self.forced  # not read
+        if len(packs.listed):
+            kernel.sums_kernel[(len(packs.listed) * parts, heads)](
+                self.q, self.planes, self.plan, packs.listed, forced, self.sums, *self.q.stride(),
+                self.geometry.n_tiles, self.q.shape[2], heads // self.planes.shape[0], self.planes.shape[2], sinks,
+                scale, **sizes,
+            )  # fmt: skip
+
+    def score(
+        self, kernel: Any, chosen: launch.Launch, policy: Policy, scale: float, found: Tensor, heads: slice,
+        tiles: slice,
+    ) -> None:  # fmt: skip
+        """Writes the scores of its tiles among these into `found [B, heads, tiles, n_blocks]`."""
+        sizes = self._sizes(chosen, of_scores=True)
+        packs = tables.packs(self.geometry, self.q.device, sizes["TILES"], self.chosen)
+        some = packs.of(tiles)
+        sums = self.q if self.sums is None else self.sums  # not read
+        if some:
+            kernel.scores_kernel[(len(some), heads.stop - heads.start)](
+                self.q, self.planes, self.plan, packs.listed, sums, found, *self.q.stride(), self.geometry.n_tiles,
+                some.start, tiles.start, heads.start, self.q.shape[1], tiles.stop - tiles.start, self.q.shape[2],
+                self.q.shape[1] // self.planes.shape[0], self.geometry.n_blocks, self.planes.shape[2], policy.sinks,
+                scale, MASS=policy.reduction.of is Of.MASS, MEAN=policy.reduction.mean, **sizes,
+            )  # fmt: skip
+
+
+def scored(
+    kernel: Any, q: Tensor, forced: Tensor | None, policy: Policy, every_row: Tensor | None, planes: Tensor,
+    geometry: Geometry, here: Tables, told: dict[str, Any], arch: str,
+) -> list[Scored]:  # fmt: skip
+    """What tiles are scored by: their rows; or means of these, but for the tiles of `every_row [B, T]`."""
+    told = told | {
+        "BLOCK": geometry.block, "SOFTMAX": policy.reduction.of is Of.SOFTMAX,
+        "PRECISION": launch.precision(arch, launch.DTYPES[q.dtype]),
+        "SLICE": launch.score_slice(q.shape[3], launch.DTYPES[q.dtype]),
+    }  # fmt: skip
+    common = (planes, geometry, told, arch)
+
+    def of(x: Tensor, forced: Tensor | None, tiles: Tensor | None, pool: int, runs: int) -> Scored:
+        columns = {Of.SCORES: 0, Of.SOFTMAX: 1, Of.MASS: 2}[policy.reduction.of]
+        sums = torch.empty(*x.shape[:3], columns, device=x.device) if columns else None
+        return Scored(x, forced, sums, tiles, pool, runs, *common)
+
+    if policy.pool == 1:
+        return [of(q, forced, None, 1, geometry.tile)]
+    runs = launch.power_above(geometry.tile // policy.pool)
+    means, forced_means = _pooled(kernel, q, forced, policy.pool, runs, geometry, here)
+    if every_row is None:
+        return [of(means, forced_means, None, policy.pool, runs)]
+    return [
+        of(means, forced_means, ~every_row, policy.pool, runs),
+        of(q, forced, every_row, 1, geometry.tile),
+    ]
+
+
+def _pooled(
+    kernel: Any, q: Tensor, forced: Tensor | None, pool: int, runs: int, geometry: Geometry, here: Tables
+) -> tuple[Tensor, Tensor | None]:
+    """Means `[B, H, T * runs, D]` of runs of `pool` rows, and of the rows' forced masses."""
+    batch, heads, rows, dim = q.shape
+    # The interpreter cuts float32 off where it should round: there torch rounds.
+    shape = (batch, heads, geometry.n_tiles * runs)
+    means = torch.empty(*shape, dim, dtype=torch.float32 if q.device.type == "cpu" else q.dtype, device=q.device)
+    masses = None if forced is None else torch.empty(shape, device=q.device)
+    some = min(runs, 16)
+    kernel.pool_kernel[(geometry.n_tiles * -(-runs // some), heads, batch)](
+        q, here.plan, means if forced is None else forced, means, means if masses is None else masses, *q.stride(),
+        geometry.n_tiles, rows, POOL=pool, RUNS=runs, ROWS=some, DIM=dim, WIDTH=launch.padded(dim),
+        FORCED=forced is not None,
+    )  # fmt: skip
+    return means.to(q.dtype), masses
