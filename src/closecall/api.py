@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
@@ -56,6 +57,24 @@ def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_
         )
 
 
+@contextlib.contextmanager
+def _memory_for(policy: Policy, geometry: Geometry, heads: int) -> Iterator[None]:
+    """Says what a selection needs, and how it would need less, where memory does not suffice for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors of any kind
+        if not isinstance(error, MemoryError) and "alloc" not in str(error):
+            raise
+        width = geometry.n_blocks if covers_everything(policy, geometry) else policy.rule.limit(geometry.n_blocks)
+        cells = geometry.batch * heads * geometry.n_tiles
+        raise MemoryError(
+            f"memory does not suffice to choose blocks for {heads} heads of {geometry.n_tiles} tiles: up to {width} "
+            f"blocks a tile take {12 * cells * width:,} bytes. Use a policy that caps what a tile keeps (topk, router, "
+            "auto), a smaller budget, or chunks of rows with closecall.Summaries; closecall.attention with 'dense' "
+            "needs no selection"
+        ) from error
+
+
 class Result(NamedTuple):
     """The output of a call, what was kept, and how long both steps took."""
 
@@ -95,17 +114,18 @@ class PlannedCall:
         check_room(policy, geometry)
         if covers_everything(policy, geometry):
             return None
-        ranked = self.backend.rank(self.q, self.k, policy, geometry, self.scale, self.summaries)
-        source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
-        device = self.q.device
-        asking = (
-            None if geometry.asking is None else placed(geometry, device, "asking", lambda: geometry.told.to(device))
-        )
-        told = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
-        decision = policy.rule.decide(told)
-        width = policy.rule.limit(geometry.n_blocks)
-        kv_idx = self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
-        return Selection.of_groups(kv_idx, decision, geometry, self.q.shape[1])
+        with _memory_for(policy, geometry, self.q.shape[1]):
+            ranked = self.backend.rank(self.q, self.k, policy, geometry, self.scale, self.summaries)
+            source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
+            device = self.q.device
+            asking = (
+                None if geometry.asking is None else placed(geometry, device, "asking", lambda: geometry.told.to(device))
+            )
+            told = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
+            decision = policy.rule.decide(told)
+            width = policy.rule.limit(geometry.n_blocks)
+            kv_idx = self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
+            return Selection.of_groups(kv_idx, decision, geometry, self.q.shape[1])
 
     def run(self, v: Tensor, softcap: float = 0.0) -> Result:
         """Selects, then attends over the kept blocks."""
@@ -173,7 +193,10 @@ def select(
     check_qk(q, k)
     call = _plan(q, k, policy, scale, backend, key_padding, cu_seqlens, all_heads, summaries, prompt_len)
     kept = call.select()
-    return select_all(call.geometry, q.shape[1], q.device) if kept is None else kept
+    if kept is None:
+        with _memory_for(call.policy, call.geometry, q.shape[1]):
+            return select_all(call.geometry, q.shape[1], q.device)
+    return kept
 
 
 @overload

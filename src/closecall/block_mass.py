@@ -128,9 +128,13 @@ def norms(rows: Tensor) -> Tensor:
 
 def longest_so_far(x: Tensor) -> Tensor:
     """float64 `[N]`: at least the norms of the vectors of `[N, D]` up to each; a NaN or an infinity stays."""
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    length = length * (1 + (x.shape[-1] + 8) * ROUNDOFF)
-    return length.nan_to_num(nan=torch.inf, posinf=torch.inf).cummax(0).values
+    found, longest = [], x.new_zeros((), dtype=torch.float64)
+    for part in torch.split(x, 4096):  # torch would make float64 of all vectors at once
+        length: Tensor = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
+        length = (length * (1 + (x.shape[-1] + 8) * ROUNDOFF)).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        found.append(length.cummax(0).values.clamp(min=longest))
+        longest = found[-1][-1]
+    return torch.cat(found)
 
 
 def _slack(size: Tensor, dim: int, block: int) -> Tensor:

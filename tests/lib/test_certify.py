@@ -266,6 +266,17 @@ def test_works_on_one_tile_and_key_head_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert sum(sizes) == 4 * (640 - 6 * 16)  # tiles that keep all they see are not looked at
 
 
+@pytest.mark.parametrize("at_once", [1, 300])
+def test_rows_in_parts_are_certified_as_together(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = flat()
+    selection = closecall.select(q, k, closecall.policy("quest", budget=3, block=16, tile=16))
+    whole = certify(q, k, v, selection)
+    monkeypatch.setattr(sys.modules["closecall.certify.certificate"], "AT_ONCE", at_once)
+    parts = certify(q, k, v, selection)
+    torch.testing.assert_close(parts.mass, whole.mass)
+    torch.testing.assert_close(parts.error, whole.error)
+
+
 def test_aggregates() -> None:
     mass, error = torch.tensor([[[0.0, 0.5, 0.2]]]), torch.tensor([[[0.0, 7.0, 3.0]]])
     found = Certificate(mass, error, torch.tensor([[True, False, True]]))  # the padded row does not count

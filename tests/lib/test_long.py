@@ -1,4 +1,5 @@
-"""A million tokens in memory that grows with n: no tensor of tiles x blocks, which would be 1 GiB there."""
+"""A million tokens in memory that grows with n: no tensor of tiles x blocks, which would be 1 GiB there. And chunks of
+the usual sizes, which choose what one piece chooses."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
+import closecall
 from engines import has_native
 
 # Beyond q, k, v and the output, for one head: kept blocks, their ranks and scores (12 bytes x width / tile a row, here
@@ -39,6 +42,22 @@ CHUNKS = """
             q[:, :, at : at + chunk], k[:, :, seen], v[:, :, seen], policy, summaries=kept
         )
 """
+# What is looked at beside the output: what was chosen, counted and recorded, and what two tiles can have lost.
+WATCHED = """
+    import json, tempfile
+    from closecall.hf.stats import LayerStats, Recorder
+    kept, stats, directory = closecall.select(q, k, policy), LayerStats(), tempfile.mkdtemp()
+    stats.add(kept)
+    Recorder(directory, scores=True, max_bytes=2**26).write(0, kept, lambda: 1 / 0)  # 1 GiB of scores: not made
+    (line,) = map(json.loads, (Path(directory) / "index.jsonl").read_text().splitlines())
+    assert "record without scores=True" in line["no_scores"], line
+    assert stats.tiles == n // 64 and 0 < stats.kept <= 16 * stats.tiles + 16, (stats.tiles, stats.kept)
+    cert = closecall.certify(q, k, v, kept, tiles=2)
+    assert int(cert.real.sum()) == 2 * 64 and 0 < cert.max_mass <= 1
+    out = cert.error[..., None]
+"""
+# The certificate's, in float64: summaries of every block, two numbers a key, and some arrays of 1 MiB.
+CERTIFIED_MIB = 128
 
 
 def run(tokens: int, call: str, mib: int = MOST_MIB, **policy: object) -> subprocess.CompletedProcess[str]:
@@ -63,8 +82,34 @@ def test_a_million_tokens(call: str, policy: dict[str, object]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(not has_native(), reason="the reference is made to be read, not to be large")
+def test_a_million_tokens_counted_recorded_and_certified() -> None:
+    found = run(2**20, WATCHED, mib=CERTIFIED_MIB, preset="auto", budget=8, pool=64)
+    assert found.stdout.strip() == f"done (1, 1, {2**20}, 1) True", found.stderr[-2000:]
+
+
+@pytest.mark.skipif(not has_native(), reason="the reference is made to be read, not to be large")
+@pytest.mark.parametrize("chunk", [2048, 16384])
+def test_chunks_choose_what_one_piece_chooses(chunk: int) -> None:
+    """Where the rule decides tile by tile. Summaries are kept from chunk to chunk."""
+    generator = torch.Generator().manual_seed(1)
+    n, policy = 32768, closecall.policy("quest", budget=8, pool=8)
+    q, k = (torch.randn(1, heads, n, 16, generator=generator).bfloat16() for heads in (2, 1))
+    whole, kept = closecall.select(q, k, policy), closecall.Summaries()
+    for start in range(0, n, chunk):
+        part = closecall.select(q[:, :, start : start + chunk], k[:, :, : start + chunk], policy, summaries=kept)
+        tiles = slice(start // 64, (start + chunk) // 64)
+        assert torch.equal(part.counts, whole.counts[:, :, tiles])
+        here = torch.arange(part.kv_idx.shape[3]) < part.counts[..., None]
+        assert torch.equal(part.kv_idx[here], whole.kv_idx[:, :, tiles][..., : here.shape[3]][here])
+        assert kept.reused == start // 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_limit_would_be_noticed() -> None:
     """A selection of every block is a tensor of tiles x blocks, and does not fit."""
     found = run(2**18, "out = closecall.select(q, k, 'dense').kv_idx", preset="quest", budget=8, pool=8, mib=32)
     assert found.returncode != 0
-    assert "alloc" in found.stderr or "memory" in found.stderr.lower()
+    said = found.stderr.splitlines()[-1]
+    assert said.startswith("MemoryError: memory does not suffice to choose blocks for 1 heads of 4096 tiles"), said
+    assert f"up to 4096 blocks a tile take {12 * 4096 * 4096:,} bytes. Use a policy that caps what a tile keeps" in said

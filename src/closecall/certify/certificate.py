@@ -25,6 +25,9 @@ from ..checks import check_scale
 from ..geometry import Geometry
 from ..selection import Selection
 
+# (row, block) pairs that are looked at together, if one row of each head has no more: 1 MiB in float64.
+AT_ONCE = 2**17
+
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
@@ -82,11 +85,11 @@ def _mean(x: Tensor) -> float:
     return float(x.double().mean())  # NaN of nothing
 
 
-def rows_seen(geometry: Geometry, b: int, t: int, keys: Keys) -> Tensor:
-    """float64 `[rows, n_blocks]`: how many keys of each visible block each row of a tile sees."""
+def rows_seen(geometry: Geometry, b: int, t: int, keys: Keys, some: slice = slice(None)) -> Tensor:
+    """float64 `[rows, n_blocks]`: how many keys of each visible block each row of a tile, or some of them, sees."""
     rows, visible = int(geometry.rows[b, t]), int(geometry.visible[b, t])
     device = keys.size.device
-    position = int(geometry.pos[b, t]) + torch.arange(rows, device=device)
+    position = int(geometry.pos[b, t]) + torch.arange(rows, device=device)[some]
     start = torch.arange(visible, device=device) * geometry.block
     return (position[:, None] + 1 - start).clamp(min=0).double().minimum(keys.size[:visible])
 
@@ -139,8 +142,8 @@ def certify(
     With `tiles`, only so many tiles of each sequence are looked at, spread evenly, the last one among them: `real` is
     then True for their rows alone, and the others' bounds are 0 without meaning anything.
 
-    Works on one tile and key head at a time, in float64: beside the result it holds a few arrays of
-    (H / Hkv) * tile x n_blocks numbers and the summaries of one key head.
+    Works on one key head and some rows of a tile at a time, in float64: beside the output and the result it holds the
+    summaries of one key head (24 D + 8 Dv bytes a block, and 16 bytes a key) and some arrays of 1 MiB.
 
     >>> import torch, closecall
     >>> q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))
@@ -166,17 +169,21 @@ def certify(
         for shared in range(k.shape[1] if cut else 0):
             keys = summarise_keys(k[b, shared, span], g.block)
             values = summarise_values(v[b, shared, span], g.block)
-            so_far = torch.stack([longest_so_far(x[b, shared, span]) for x in (k, v)])
+            so_far = [longest_so_far(x[b, shared, span]) for x in (k, v)]
             heads = slice(shared * group, (shared + 1) * group)
             for t in cut:
                 first, n, visible = int(g.row[b, t]), int(g.rows[b, t]), int(g.visible[b, t])
-                where = (b, heads, slice(first, first + n))
-                kept = selection.kept_mask((b, heads, t))[:, :visible].repeat_interleave(n, 0)
-                seen = rows_seen(g, b, t, keys).repeat(group, 1)
-                bounds = _certify_rows(
-                    q[where].flatten(0, 1).double(), out[where].flatten(0, 1).double(), lse[where].flatten().double(),
-                    kept, seen, keys.part(0, visible), values.part(0, visible), so_far[:, int(g.end[b, t]) - 1], scale,
-                    arithmetic,
-                )  # fmt: skip
-                mass[where], error[where] = (x.view(group, n) for x in bounds)
+                held = selection.kept_mask((b, heads, t))[:, :visible]
+                blocks = (keys.part(0, visible), values.part(0, visible))
+                step = max(1, AT_ONCE // (group * visible))
+                for i in range(0, n, step):
+                    rows = min(step, n - i)
+                    where = (b, heads, slice(first + i, first + i + rows))
+                    seen = rows_seen(g, b, t, keys, slice(i, i + rows)).repeat(group, 1)
+                    bounds = _certify_rows(
+                        q[where].flatten(0, 1).double(), out[where].flatten(0, 1).double(),
+                        lse[where].flatten().double(), held.repeat_interleave(rows, 0), seen, *blocks,
+                        torch.stack([x[int(g.end[b, t]) - 1] for x in so_far]), scale, arithmetic,
+                    )  # fmt: skip
+                    mass[where], error[where] = (x.view(group, rows) for x in bounds)
     return Certificate(mass, error, real)

@@ -94,11 +94,12 @@ class AttachedLayer:
         if settings.see is not None:
             settings.see(index, kept)
         if settings.recorder is not None:
-            scores = None
-            if settings.recorder.scores:
-                scores = reference.tile_scores(ran.seen.q, ran.seen.k, self.policy, kept.geometry, scale)
-                scores = each_head(scores, kept.group)
-            settings.recorder.write(index, kept, scores)
+
+            def scores() -> Tensor:
+                found = reference.tile_scores(ran.seen.q, ran.seen.k, self.policy, kept.geometry, scale)
+                return each_head(found, kept.group)
+
+            settings.recorder.write(index, kept, scores if settings.recorder.scores else None)
         if settings.eps is not None:
             tensors = (ran.seen.q, ran.seen.k, ran.seen.v)
             bounds = certify(

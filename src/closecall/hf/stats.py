@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from ..selection import Selection
 
 _BINS = 4096
 _STOPPED = json.dumps({"stopped": "the byte limit was reached: later calls are not recorded"}) + "\n"
+_NO_ROOM = "tile scores of {size:,} bytes do not fit into the {left:,} that are left: record without scores=True"
 
 
 @dataclass
@@ -154,7 +156,9 @@ COLUMNS = (
 class Recorder:
     """Streams selections to a directory: one `.npz` per call (plain arrays, no pickle) and an index of JSON lines.
 
-    Nothing is kept in memory, and recording stops at `max_bytes`; the index says so in its last line.
+    Nothing is kept in memory, and recording stops at `max_bytes`; the index says so in its last line. Tile scores grow
+    with tiles times blocks, 1 GiB a head at a million tokens: a call whose scores alone are more than is left is
+    recorded without, and its line says so.
     """
 
     def __init__(self, directory: str | Path, *, scores: bool, max_bytes: int) -> None:
@@ -168,21 +172,25 @@ class Recorder:
         self.left = max_bytes
         self.count = 0
 
-    def write(self, layer: int, selection: Selection, scores: Tensor | None) -> None:
+    def write(self, layer: int, selection: Selection, scores: Callable[[], Tensor] | None = None) -> None:
+        """Adds a call; `scores` makes its tile scores, if they are wanted and there is room for them."""
         if self.left <= 0:
             return
         tensors = {"kv_idx": selection.lists} | {n: getattr(selection, n) for n in ("counts", "margin", "triggered")}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         geometry = selection.geometry
         arrays |= {name: getattr(geometry, name).cpu().numpy() for name in ("row", "rows", "key", "pos", "sequence")}
-        if scores is not None:
-            arrays["tile_scores"] = scores.float().cpu().numpy()
+        size, note = 4 * selection.counts.numel() * geometry.n_blocks, {}
+        if scores is not None and size > self.left:
+            note = {"no_scores": _NO_ROOM.format(size=size, left=self.left)}
+        elif scores is not None:
+            arrays["tile_scores"] = scores().float().cpu().numpy()
         packed = io.BytesIO()
         np.savez_compressed(packed, **arrays)
         name = f"{self.count:06d}-layer{layer:03d}.npz"
         line: dict[str, Any] = {"file": name, "layer": layer, "block": geometry.block, "tile": geometry.tile}
         line |= {"q_len": geometry.q_len, "k_len": geometry.k_len, "n_blocks": geometry.n_blocks}
-        text = json.dumps(line) + "\n"
+        text = json.dumps(line | note) + "\n"
         size = packed.tell() + len(text)
         if size > self.left - len(_STOPPED):
             text, size = _STOPPED, self.left

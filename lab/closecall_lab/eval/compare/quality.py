@@ -19,6 +19,7 @@ from torch import Tensor
 
 from closecall.api import attend, attention, select
 from closecall.policy import Policy
+from closecall.selection import Selection
 
 from ..matched import matched
 from ..spec import Spec
@@ -99,19 +100,24 @@ def block_masses(layer: CapturedLayer, row: int, blocks: Sequence[int], block: i
 
 def judge(layer: CapturedLayer, policy: Policy, asked: Sequence[Asked], dense: tuple[Tensor, Tensor]) -> Quality:
     """Judges a policy on one layer, beside what `dense_of` returned for it."""
+    return judge_kept(layer, select(layer.q, layer.k, policy, scale=layer.scale), asked, dense)
+
+
+def judge_kept(layer: CapturedLayer, kept: Selection, asked: Sequence[Asked], dense: tuple[Tensor, Tensor]) -> Quality:
+    """Judges a selection, however it was made."""
     whole, whole_lse = dense
-    kept = select(layer.q, layer.k, policy, scale=layer.scale)
+    tile, block = kept.geometry.tile, kept.geometry.block
     out, lse = attend(layer.q, layer.k, layer.v, kept, scale=layer.scale, softcap=layer.softcap, return_lse=True)
     mass = (lse.double() - whole_lse.double()).exp().clamp(max=1.0)
     off, size = torch.linalg.vector_norm((out - whole).double()), torch.linalg.vector_norm(whole.double())
     hits: list[Tensor] = []
     gold_kept = gold_there = 0.0
     for one in asked:
-        held = kept.kept_mask((0, slice(None), one.row // policy.tile))
-        kept_by_head = {block: held[:, block] for block in one.blocks(policy.block)}
-        hits += [kept_by_head[block] for block in one.blocks(policy.block)]
+        held = kept.kept_mask((0, slice(None), one.row // tile))
+        kept_by_head = {b: held[:, b] for b in one.blocks(block)}
+        hits += [kept_by_head[b] for b in one.blocks(block)]
         if kept_by_head:  # mass counts once, however many spans share the block
-            there = block_masses(layer, one.row, list(kept_by_head), policy.block)
+            there = block_masses(layer, one.row, list(kept_by_head), block)
             gold_there += float(there.sum())
             gold_kept += float(there.where(torch.stack(list(kept_by_head.values()), 1), 0.0).sum())
     heads = torch.stack(hits).float() if hits else None

@@ -32,8 +32,8 @@ class Best(Ranked):
 def chunks(
     batch: int, heads: int, n_tiles: int, n_blocks: int, group: int, packed: int = 1
 ) -> Iterator[tuple[slice, slice]]:
-    """(heads, tiles) whose scores fit into SCORE_BYTES together. `group` heads that are ranked as one stay together, and
-    so do every `packed` tiles."""
+    """(heads, tiles) whose scores fit into SCORE_BYTES together. `group` heads that are ranked as one stay together,
+    and so do every `packed` tiles."""
     most = max(1, SCORE_BYTES // (8 * batch * n_blocks * group))
     some_heads, some_tiles = max(1, most // n_tiles) * group, min(max(most // packed, 1) * packed, n_tiles)
     for h in range(0, heads, some_heads):
