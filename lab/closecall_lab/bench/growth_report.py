@@ -193,7 +193,7 @@ def _multiplied(measured: Measured) -> list[tuple[int, int]]:
 
 
 def _where(machine: Facts, cell: Facts) -> str:
-    heads = f"{cell['heads']} query heads on {plural(cell['kv_heads'], 'key head')}"
+    heads = f"{plural(cell['heads'], 'query head')} on {plural(cell['kv_heads'], 'key head')}"
     return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
@@ -227,6 +227,9 @@ def figure(machine: Facts, measured: Measured) -> Figure:
                     markerfacecolor="white" if hollow else colour,
                 )  # fmt: skip
         grid[0][across].set_yscale("log")
+        last = rows[-1]
+        ahead = f"at {size(last['context'])}: {last['vs_sdpa']:.0f}x SDPA, {last['vs_dense']:.0f}x dense"
+        grid[0][across].text(0.03, 0.95, ahead, transform=grid[0][across].transAxes, va="top", fontsize=8)
         grid[1][across].plot(contexts, _column(rows, "share"), "o-", color=COLOURS["selection"], markersize=4)
         grid[1][across].set_ylim(0, max(0.2, 1.1 * max(_column(rows, "share"))))
         grid[1][across].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -237,4 +240,7 @@ def figure(machine: Facts, measured: Measured) -> Figure:
         spine.label(grid[2][across], "context (tokens)")
     for down, label in enumerate(("seconds", "selection's share", "extra MiB")):
         spine.label(grid[down][0], y=label)
+        ends = [axes.get_ylim() for axes in grid[down]]  # one scale, so that policies can be compared
+        for axes in grid[down]:
+            axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
     return made

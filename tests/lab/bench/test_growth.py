@@ -104,6 +104,7 @@ def test_what_was_measured_on_fewer_rows_is_multiplied_and_marked() -> None:
     drawn = growth_report.figure(MACHINE, measured)
     labels = [axes.get_ylabel() for axes in drawn.axes]
     assert [label for label in labels if label] == ["seconds", "selection's share", "extra MiB"]
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["at 64K: 24x SDPA, 12x dense"]
     hollow = [x for x in drawn.axes[0].lines if x.get_markerfacecolor() == "white"]
     assert len(hollow) == 2  # both baselines, at 64K
 
