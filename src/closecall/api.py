@@ -119,7 +119,9 @@ class PlannedCall:
             source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
             device = self.q.device
             asking = (
-                None if geometry.asking is None else placed(geometry, device, "asking", lambda: geometry.told.to(device))
+                None
+                if geometry.asking is None
+                else placed(geometry, device, "asking", lambda: geometry.told.to(device))
             )
             told = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
             decision = policy.rule.decide(told)

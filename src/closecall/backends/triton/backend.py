@@ -242,7 +242,7 @@ def rank(
     with _running(q.device) as kernel:
         every_row = None
         if policy.pool > 1:
-            every_row = policy.rule.every_row(geometry.sequence if paging is None else paging.told)
+            every_row = policy.rule.every_row(geometry.told if paging is None else paging.told)
         wide = told | {"WIDE": _wide(q)}
         scored = scoring.scored(kernel, q, own, policy, every_row, planes, geometry, here, wide, _arch(q.device))
     normalised = reduction.of is not Of.SCORES
