@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -53,7 +54,7 @@ class Rounded(Scorer):
 
 
 def rounded(rounding: Callable[[Tensor], Tensor]) -> TileScores:
-    def scores(q: Tensor, k: Tensor, policy: Policy, *rest: object) -> Tensor:
+    def scores(q: Tensor, k: Tensor, policy: Policy, *rest: Any) -> Tensor:
         assert policy.scorer is not None
         return exact(q, k, policy.replace(scorer=Rounded(policy.scorer, rounding)), *rest)
 
@@ -63,7 +64,7 @@ def rounded(rounding: Callable[[Tensor], Tensor]) -> TileScores:
 def projected(directions: Tensor) -> TileScores:
     """Scores in some directions of each key head, `[Hkv, D, n]`."""
 
-    def scores(q: Tensor, k: Tensor, *rest: object) -> Tensor:
+    def scores(q: Tensor, k: Tensor, *rest: Any) -> Tensor:
         group = q.shape[1] // k.shape[1]
         return exact(q @ directions.repeat_interleave(group, 0), k @ directions, *rest)
 
@@ -73,7 +74,7 @@ def projected(directions: Tensor) -> TileScores:
 def among(candidates: Callable[[Tensor], Tensor]) -> TileScores:
     """Exact scores of candidate blocks alone; `candidates` makes bool `[1, H, T, n_blocks]` of all scores."""
 
-    def scores(q: Tensor, k: Tensor, policy: Policy, *rest: object) -> Tensor:
+    def scores(q: Tensor, k: Tensor, policy: Policy, *rest: Any) -> Tensor:
         found = exact(q, k, policy, *rest)
         may = candidates(found)
         may[:, :, -1] = True  # the last tile, which asks, looks everywhere
@@ -102,7 +103,8 @@ def from_anchors(step: int, n: int) -> TileScores:
 
 def principal(layer: CapturedLayer, n: int) -> Tensor:
     """The n directions in which a head's keys are largest, `[Hkv, D, n]`."""
-    return torch.linalg.eigh(layer.k[0].mT @ layer.k[0]).eigenvectors[..., -n:]
+    found: Tensor = torch.linalg.eigh(layer.k[0].mT @ layer.k[0]).eigenvectors
+    return found[..., -n:]
 
 
 def selected(layer: CapturedLayer, policy: Policy, scores: TileScores) -> Selection:
@@ -160,13 +162,13 @@ def main() -> None:
 
 
 def shown(title: str, found: Found) -> Table:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, results in found.items():  # sums of gold mass, as most heads look elsewhere
         costs, recalls, qualities = zip(*results, strict=True)
         kept, there = (sum(getattr(q, part) or 0.0 for q in qualities) for part in ("gold_kept", "gold_there"))
         means = {what: statistics.fmean(getattr(q, what) for q in qualities) for what in ("error", "effective_budget")}
-        means |= {"recall": statistics.fmean(recalls), "cost": statistics.fmean(costs)}
-        rows.append(means | {"name": name, "gold": share(kept, there)})
+        more = {"name": name, "gold": share(kept, there)}
+        rows.append({"recall": statistics.fmean(recalls), "cost": statistics.fmean(costs), **means, **more})
     columns = [
         Column("scores", lambda r: r["name"], left=True),
         Column("products, long prompts", lambda r: r["cost"], ".2f"),

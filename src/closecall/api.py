@@ -117,12 +117,10 @@ class PlannedCall:
         with _memory_for(policy, geometry, self.q.shape[1]):
             ranked = self.backend.rank(self.q, self.k, policy, geometry, self.scale, self.summaries)
             source = Source(self.q, self.k, geometry, self.scale, policy.sinks)
-            device = self.q.device
-            asking = (
-                None
-                if geometry.asking is None
-                else placed(geometry, device, "asking", lambda: geometry.told.to(device))
-            )
+            asking = None
+            if geometry.asking is not None:
+                device = self.q.device
+                asking = placed(geometry, device, "asking", lambda: geometry.told.to(device))
             told = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
             decision = policy.rule.decide(told)
             width = policy.rule.limit(geometry.n_blocks)
