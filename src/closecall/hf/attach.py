@@ -89,6 +89,17 @@ def _check_layers(policy: Policy, layers: tuple[int, ...], model: str) -> None:
         )
 
 
+def _check_heads(policy: Policy, layers: list[Layer], model: str) -> None:
+    """Now rather than in the first layer of a long prefill. (A layer's own config says how many heads it has.)"""
+    fitted = policy.rule.heads()
+    there = next((getattr(layer.module.config, "num_attention_heads", None) for layer in layers), None)
+    if None not in (fitted, there) and there != fitted:
+        raise ValueError(
+            f"the policy was fitted to layers of {fitted} query heads, and those of {model} have {there}: run "
+            "`closecall tune` on this model"
+        )
+
+
 def attach(
     model: Any,
     policy: Policy | str | os.PathLike[str],
@@ -116,6 +127,7 @@ def attach(
         min_context = BREAK_EVEN * (chosen_policy.rule.tile_budget or 0) * chosen_policy.block
     _check_budget(chosen_policy)
     _check_layers(chosen_policy, tuple(sorted(x.index for x in there if x.kind == "full")), type(model).__name__)
+    _check_heads(chosen_policy, chosen, type(model).__name__)
     handle = Handle(model, chosen_policy, there, chosen, min_context or 0, decode)
     try:
         handle.attach()

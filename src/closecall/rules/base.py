@@ -90,6 +90,11 @@ class Rule(Component):
         """The layers that a part of it was fitted to; None where it suits every layer of every model."""
         return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)
 
+    def heads(self) -> int | None:
+        """The query heads of a layer that a part of it was fitted to; None where it suits every model."""
+        rules = (part for part in self._parts().values() if isinstance(part, Rule))
+        return next((heads for part in rules if (heads := part.heads()) is not None), None)
+
     def has_trigger(self) -> bool:
         """Whether a trigger picks tiles for it: only then a rate of triggered tiles says something."""
         return any(isinstance(part, Trigger) or part.has_trigger() for part in self._parts().values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import transformers
 import closecall
 import families
 from closecall.hf import layers
+from closecall.rules.per_head import PerHead
 from families import tokens
 
 SMALL = closecall.policy("router-on-quest", block=16, tile=16, budget=5, tile_factor=1, rho=1.4)
@@ -167,3 +169,11 @@ def test_an_unsupported_transformers(model: Any, version: str, monkeypatch: pyte
 def test_importing_imports_no_transformers() -> None:
     code = "import closecall, sys; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_policy_tuned_to_other_heads_is_refused_before_anything_runs(model: Any) -> None:
+    rule = PerHead(tuple((6, 7, 8) for _ in range(model.config.num_hidden_layers)))
+    policy = closecall.policy("auto")
+    for made in (rule, dataclasses.replace(policy.rule, rule=rule)):
+        with pytest.raises(ValueError, match=r"layers of 3 query heads, and those of \w+ have 4: run `closecall tune`"):
+            closecall.attach(model, policy.replace(rule=made))
