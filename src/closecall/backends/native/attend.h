@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr int GROUP = ROW_VECTORS * LANES;
 constexpr int DIMS_AT_END = 4;  // where the dimensions are no multiple of DIMS_AT_ONCE
 
 // How many of dv dimensions (a multiple of DIMS_AT_END) to take DIMS_AT_END at a time.
@@ -32,8 +31,8 @@ struct AttendScratch {
     rows = arena.take<float>(CHUNK * d);
     zeros = arena.take<float>(d);
     q = arena.take<float>(heads * CHUNK * d);
-    s = arena.take<float>(STEP * GROUP);
-    o = arena.take<float>(heads * CHUNK * dv + GROUP * LANES);  // whole vectors of dimensions are read at the end
+    s = arena.take<float>(STEP * ROW_VECTORS * LANES);
+    o = arena.take<float>(heads * CHUNK * dv + ROW_VECTORS * LANES * LANES);  // whole vectors of dimensions are read at the end
     m = arena.take<float>(heads * CHUNK);
     l = arena.take<float>(heads * CHUNK);
     k = arena.take<float>(STEP * d);
@@ -78,11 +77,12 @@ inline __m512i pair_of(V low, V high) {  // per lane (bf16(low), bf16(high)), ea
 }
 #endif
 
-template <bool PAIRS>
+// R: vectors in a group of rows. One for tiles that fill no more, or half of every product would be of rows that are not there.
+template <bool PAIRS, int R>
 struct TileAttention {
   using M = Mode<PAIRS>;
   using Dot = typename M::Dot;
-  static constexpr int R = ROW_VECTORS;
+  static constexpr int GROUP = R * LANES;
 
   const AttendArgs& args;
   const Rows& tile;
@@ -474,15 +474,22 @@ int64_t attend_scratch(const Shape& shape, int64_t heads) {
   return arena.used;
 }
 
+template <bool PAIRS>
+void attend_chunk(const AttendArgs& args, const Rows& tile, int64_t first, char* scratch) {
+  if constexpr (LANES > FEW_ROWS)  // else so few rows have a kernel of their own
+    if (tile.rows - first <= LANES) return TileAttention<PAIRS, 1>(args, tile, first, Arena{scratch}).run();
+  TileAttention<PAIRS, ROW_VECTORS>(args, tile, first, Arena{scratch}).run();
+}
+
 void attend(const AttendArgs& args, const Rows& tile, char* scratch) {
   for (int64_t first = 0; first < tile.rows; first += CHUNK) {
 #ifdef CC_BF16_DOT
     if (args.shape.dtype == BF16) {
-      TileAttention<true>(args, tile, first, Arena{scratch}).run();
+      attend_chunk<true>(args, tile, first, scratch);
       continue;
     }
 #endif
-    TileAttention<false>(args, tile, first, Arena{scratch}).run();
+    attend_chunk<false>(args, tile, first, scratch);
   }
 }
 

@@ -292,6 +292,9 @@ const char* run_update(const RankArgs& a) {
   return nullptr;
 }
 
+// Tiles of so many rows are ranked many at a time, even where each row is scored.
+constexpr int64_t FEW_RUNS = 16;
+
 const char* run_rank(const RankArgs& a) {
   const Kernels* kernels = tier(a.tier);
   if (!kernels) return "no such tier";
@@ -337,11 +340,16 @@ const char* run_rank(const RankArgs& a) {
     return cell;
   };
   // A tile whose rows are scored one by one is an item for each who decides. Of the others, as many neighbouring tiles of a
-  // sequence as the kernel ranks together are one for each key head and group of deciding heads.
+  // sequence as the kernel ranks together are one for each key head and group of deciding heads: tiles of means, and small
+  // tiles, whose rows would leave most lanes empty.
   struct Ranking { int64_t first, last, head, heads; bool pooled; };
   std::vector<Ranking> items;
-  auto pooled = [&](const Tile& tile) { return a.pool > 1 && !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]); };
-  int64_t together = a.pool > 1 ? kernels->cells_at_once(a) : 1, heads = std::min(group, together);
+  bool cells = a.pool > 1 || a.runs <= FEW_RUNS;
+  auto pooled = [&](const Tile& tile) {
+    if (a.pool == 1) return cells && 2 * tile.rows > a.runs;  // the few rows of a decoding step are no tile of that size
+    return !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]);
+  };
+  int64_t together = cells ? kernels->cells_at_once(a) : 1, heads = std::min(group, together);
   double work = 0;
   // Later tiles see more blocks: they go first, so that no thread is left with a long one at the end.
   for (int64_t last = (int64_t)tiles.size(), first; last > 0; last = first) {
@@ -358,7 +366,7 @@ const char* run_rank(const RankArgs& a) {
   }
   int64_t threads = useful_threads(a.threads, work);
   std::vector<Buffer<char>> scratch;
-  int64_t scratch_bytes = std::max(kernels->rank_scratch(a), a.pool > 1 ? kernels->cells_scratch(a) : 0);
+  int64_t scratch_bytes = std::max(kernels->rank_scratch(a), cells ? kernels->cells_scratch(a) : 0);
   for (int64_t w = 0; w < threads; ++w) scratch.push_back(buffer<char>(scratch_bytes));
   parallel_for((int64_t)items.size(), threads, [&](int64_t i, int64_t worker) {
     const Ranking& item = items[i];
