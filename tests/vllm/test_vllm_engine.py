@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import tiny
 
+from closecall_lab.bench.validate import engine as validation
+
 pytest.importorskip("vllm.v1")  # "vllm" alone would be found: this very directory
 
 HERE = Path(__file__).parent
@@ -139,6 +141,16 @@ def test_two_tensor_parallel_ranks_select_as_one_process(model):
         for want, got in zip(a, b, strict=True):
             assert got["tokens"] == want["tokens"]
             assert got["logprobs"] == pytest.approx(want["logprobs"], abs=1e-4)
+
+
+def test_the_line_of_a_validation(model, monkeypatch):
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    facts = validation.check(model, gpu=False, tokens=1500)
+    assert facts["problem"] is None
+    assert facts["dense_off"] <= 0.1
 
 
 class TestRefusals:

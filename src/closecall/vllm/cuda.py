@@ -25,6 +25,7 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 
 from ..backends import load
+from ..backends.triton.paged import has_kernel
 from ..policy import Policy
 from .engine import OUR_GPU_WORKER
 from .layers import SparseLayer, StepBuilder, wanted
@@ -120,6 +121,9 @@ class _Impl(SparseLayer):
         problem = load("triton").why_not(keys[:1, :, :1])
         if problem is not None:
             return problem
+        policy = settings.policy
+        if policy.rule.needs_scores and not has_kernel(policy, keys.shape[3]):
+            return f"no Triton kernel that ranks blocks as {policy.name!r} does (pool = {policy.pool})"
         if keys.shape[2] % settings.policy.block:
             return f"pages of {keys.shape[2]} tokens hold no whole blocks of {settings.policy.block}"
         return None

@@ -50,7 +50,7 @@ def run_engine(model: str, gpu: bool, tokens: int) -> Facts:
     """In this process, which needs vLLM and nothing else on the device."""
     from vllm import LLM
 
-    chosen = {"attention_backend": "CUSTOM"} if gpu else {}
+    chosen = {"attention_backend": "CUSTOM"} if gpu else {"enforce_eager": True}
     llm = LLM(
         model, max_model_len=tokens + ANSWER + 8, max_num_seqs=4, max_num_batched_tokens=1024,
         additional_config={"closecall": {"policy": POLICIES[-1]}}, **chosen,

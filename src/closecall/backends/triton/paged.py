@@ -49,7 +49,6 @@ class _Step:
     fresh: Tensor  # int64: those of them that were not complete before the step
     new: _Blocks  # `fresh` ones
     done: Tensor  # int64: those of `new` that the step completes
-    completed: _Blocks  # what the geometry's rows complete
 
 
 # All are made once for a plan, which is one step of an engine and shared by its layers.
@@ -78,31 +77,42 @@ def _check(table: Tensor, plan: Plan, n_pages: int) -> None:
                 raise ValueError(f"the block table names pages {used.tolist()}, but there are {n_pages}")
 
 
-def _step(geometry: Geometry, plan: Plan, pages: Tensor) -> _Step:
-    return placed(geometry, pages.device, _Step, lambda: _made(geometry, plan, pages))
+def _put(virtual: Tensor, g: Geometry, plan: Plan, pages: Tensor) -> _Blocks:
+    """From blocks as `Tables.blocks` lists them. The table is on the device, and so this is computed there: a step
+    belongs to one stream."""
+    first, count = virtual.to(pages.device)[:, 1:].unbind(1)
+    page, at = _table(g, plan, pages).flatten()[(first // plan.page).long()], first % plan.page
+    place = page.long() * (plan.page // g.block) + at // g.block
+    return _Blocks(torch.stack([page, at, count], -1).to(torch.int32), place)
 
 
-def _made(g: Geometry, plan: Plan, pages: Tensor) -> _Step:
-    begins: dict[int, int] = {}  # of each sequence's keys: the position of the step's first row
-    completed: list[tuple[int, int, int]] = []
-    for key, pos, rows in zip(*(x[0].tolist() for x in (g.key, g.pos, g.rows)), strict=True):
-        begins.setdefault(key, pos)
-        completed += [(0, key + b * g.block, g.block) for b in range(pos // g.block, (pos + rows) // g.block)]
-    listed = tables(g, torch.device("cpu")).blocks
-    room = plan.table.shape[1] * plan.page
-    before = torch.tensor([begins[first // room * room] for first in listed[:, 1].tolist()])
-    fresh = (listed[:, 1] % room // g.block >= before // g.block).nonzero().flatten()
-    done = (listed[fresh, 2] == g.block).nonzero().flatten()
+def _step(g: Geometry, plan: Plan, pages: Tensor) -> _Step:
+    def make() -> _Step:
+        listed = tables(g, g.row.device).blocks
+        room = plan.table.shape[1] * plan.page
+        # The position of every sequence's first row: what was complete before.
+        begins = torch.full((plan.table.shape[0],), room).scatter_reduce_(0, g.key[0] // room, g.pos[0], "amin")
+        before = begins[listed[:, 1].long() // room]
+        fresh = (listed[:, 1] % room // g.block >= before // g.block).nonzero().flatten()
+        done = (listed[fresh, 2] == g.block).nonzero().flatten()
+        device = pages.device
+        return _Step(
+            _put(listed, g, plan, pages), fresh.to(device), _put(listed[fresh], g, plan, pages), done.to(device)
+        )
 
-    def put(virtual: Tensor) -> _Blocks:
-        first, count = virtual.to(pages.device)[:, 1:].unbind(1)
-        page, at = _table(g, plan, pages).flatten()[(first // plan.page).long()], first % plan.page
-        place = page.long() * (plan.page // g.block) + at // g.block
-        return _Blocks(torch.stack([page, at, count], -1).to(torch.int32), place)
+    return placed(g, pages.device, _Step, make)
 
-    finished = torch.tensor(completed, dtype=torch.int32).view(-1, 3)
-    device = pages.device
-    return _Step(put(listed), fresh.to(device), put(listed[fresh]), done.to(device), put(finished))
+
+def _completed(g: Geometry, plan: Plan, pages: Tensor) -> _Blocks:
+    """What the geometry's rows complete."""
+
+    def make() -> _Blocks:
+        tiles = zip(*(x[0].tolist() for x in (g.key, g.pos, g.rows)), strict=True)
+        spans = [(key, range(pos // g.block, (pos + rows) // g.block)) for key, pos, rows in tiles]
+        listed = [(0, key + b * g.block, g.block) for key, span in spans for b in span]
+        return _put(torch.tensor(listed, dtype=torch.int32).view(-1, 3), g, plan, pages)
+
+    return placed(g, pages.device, "completed", make)
 
 
 def _planes(policy: Policy) -> Planes:
@@ -126,7 +136,7 @@ def new_store(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, pl
 
 def update(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, store: Tensor) -> None:
     """Writes the summaries of the blocks that the geometry's rows complete."""
-    blocks = _step(geometry, plan, k_pages).completed
+    blocks = _completed(geometry, plan, k_pages)
     if len(blocks.place):
         store[:, :, blocks.place] = _summarise(k_pages, policy, geometry, blocks)[0]
 
