@@ -176,12 +176,13 @@ def attend_kernel(
     line = (b.to(tl.int64) * n_heads + h) * q_len + row + at  # of the output, which is contiguous but on pages
     if HEADS > 1:
         line += mate.to(tl.int64) * q_len
+    tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=real)
     out_at = line * V_DIM
     if PAGED:
-        out_at = h.to(tl.int64) * out_h + (row + at).to(tl.int64) * out_n
+        out += h.to(tl.int64) * out_h + row.to(tl.int64) * out_n
+        out_at = at.to(tl.int64) * out_n
         if HEADS > 1:
             out_at += mate.to(tl.int64) * out_h
-    tl.store(lse + line, tl.where(mass == 0.0, -float("inf"), (top + tl.log2(mass)) * LN_2), mask=real)
     for j in tl.static_range(V_PARTS + (V_TAIL > 0)):
         column = j * V_PART + tl.arange(0, V_PART if j < V_PARTS else V_TAIL)
         tl.store(out + out_at[:, None] + column[None, :], settle(acc[j], mass).to(out.dtype.element_ty),
