@@ -106,11 +106,11 @@ class TestSummaries:
 
     def test_kept_ones_change_nothing_and_are_used(self):
         policy = paged.chunk_proof(self.POLICY)
-        step = make_step(7, [(112, 112)], 32, (2, 1), (16, 16), torch.bfloat16, prompts=[112])
+        step = make_step(7, [(112, 112)], 32, (2, 1), (16, 16), torch.bfloat16)
         kept = paged.PageSummaries(policy, backend="triton")
 
-        def pages(a: int, b: int) -> paged.Pages:
-            return paged.Pages(step.pages.block_table, torch.tensor([0, b - a]), torch.tensor([b]), torch.tensor([112]))
+        def pages(a: int, b: int) -> paged.Pages:  # the prompt goes on behind them: no tile is protected as its last
+            return paged.Pages(step.pages.block_table, torch.tensor([0, b - a]), torch.tensor([b]), torch.tensor([500]))
 
         for a, b in itertools.pairwise([0, 32, 64, 96]):
             args = (step.q[a:b], step.k, policy, pages(a, b))
