@@ -170,10 +170,13 @@ class TestLayersThatStay:
     def test_for_the_cache(self):
         small = torch.zeros(PAGES, KV_HEADS, 24, 2 * DIM)
         assert "pages of 24 tokens hold no whole blocks of 16" in impl().prepare("l.0.a", layer(small), SETTINGS)
-        pooled = Settings.read({"closecall": ASKED | {"pool": 4}})
-        assert "no Triton kernel that ranks blocks" in impl().prepare("l.0.a", layer(Cache().kv), pooled)
         wide = torch.zeros(PAGES, KV_HEADS, PAGE, 2 * 512)
         assert "head dim 512" in impl().prepare("l.0.a", layer(wide), SETTINGS)
+
+    def test_for_the_policy(self, monkeypatch):
+        monkeypatch.setattr(cuda, "has_kernel", lambda policy, dim: False)
+        said = impl().prepare("l.0.a", layer(Cache().kv), SETTINGS)
+        assert said == "no Triton kernel that ranks blocks as 'quest' does"
 
     def test_made_up_batches_have_no_step(self):
         """vLLM warms up with rows that have no keys."""

@@ -123,7 +123,7 @@ class _Impl(SparseLayer):
             return problem
         policy = settings.policy
         if policy.rule.needs_scores and not has_kernel(policy, keys.shape[3]):
-            return f"no Triton kernel that ranks blocks as {policy.name!r} does (pool = {policy.pool})"
+            return f"no Triton kernel that ranks blocks as {policy.name!r} does"
         if keys.shape[2] % settings.policy.block:
             return f"pages of {keys.shape[2]} tokens hold no whole blocks of {settings.policy.block}"
         return None
