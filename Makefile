@@ -7,9 +7,9 @@ NATIVE := $(wildcard src/closecall/backends/native/*)
 ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
 SAY     = @printf '\n== %s\n'
 
-.PHONY: help demo test audit test-model test-vllm vllm-demo lint bench bench-check results fuzz sanitize wheel clean
+.PHONY: help demo test audit test-model test-vllm vllm-demo lint bench bench-check results results-large fuzz sanitize wheel clean
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 $(READY): pyproject.toml lab/pyproject.toml setup.py constraints.txt $(NATIVE)
 	$(SAY) "Making a virtual environment in $(VENV) and building closecall (first time: a few minutes; CPU torch and triton are 400 MB)"

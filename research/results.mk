@@ -27,8 +27,26 @@ REAL   := $(foreach s,$(filter-out quest,$(SCORERS)) true-mass,topk-on-$s) \
 	  $(foreach r,fill top-p max-ratio,$r-on-quest:aggregate=mass $r-on-$(PLANES)$(,)aggregate=mass)
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
+CODER  := code-function:bare=yes,code-constant,niah-multikey:keys=16,questions=8,haystack=manuals
+TEXTS  := text:kind=code,text:kind=manuals,text:kind=docstrings,text:kind=licences,text:kind=json
+MAIN   := dense,quest,router-on-quest,router-on-quest/matched,auto
+QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --jobs 2 --store $R/qwen2.5-coder-1.5b.db
+GEMMA  := $(BIN)/closecall eval --model gemma-3-270m --store $R/gemma-3-270m.db
 
-results: $(READY)  ## Every panel of docs/results.md, into out/results (many hours; resumes where it was stopped)
+results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many hours; they go on from what research/results/stores has)
+	mkdir -p $R && cp -n research/results/stores/*.db $R/
+	$(BIN)/closecall get qwen2.5-coder-1.5b
+	$(BIN)/closecall get gemma-3-270m
+	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 8 --n 4 --policies $(MAIN)
+	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 8 --n 4 --policies $(FIVE),auto --controls
+	$(QWEN) --tasks $(CODER) --contexts 16k --budgets 16 --n 2 --policies $(MAIN)
+	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN)
+	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 16 --n 4 --policies $(MAIN)
+	$(QWEN) --tasks $(TEXTS) --contexts 8k,16k --budgets 4,8,16 --n 1 --policies quest,router-on-quest,auto
+	$(GEMMA) --tasks $(TEXTS) --contexts 4k --budgets 4 --n 2 --policies topk,quest,auto
+	$(GEMMA) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 1 --policies dense,topk,quest
+
+results: $(READY)  ## Every other panel of docs/results.md, into out/results (many hours; resumes where it was stopped)
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(NEEDLE) --contexts 8k,16k,32k --budgets 3 --n 25 --controls --store $R/probes.db
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(CHASE) --contexts 8k,16k,32k --budgets 5 --n 34 --controls --store $R/probes.db
