@@ -345,7 +345,7 @@ def attention_op(
     key_padding: Tensor | None,
     cu_seqlens: Tensor | None,
     softcap: float,
-    prompt_len: int | None,
+    prompt_len: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with a policy as JSON: output and log-sum-exp."""
     call = _plan(q, k, _from_text(policy), scale, backend, key_padding, cu_seqlens, None, None, prompt_len)

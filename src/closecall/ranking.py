@@ -45,9 +45,9 @@ class Ranked:
     visible: Tensor  # int64 [B, T]: number of visible blocks
     forced: Tensor  # int64 [B, T]: number of forced blocks
     sequence: Tensor  # int64 [B, T]: the tile's sequence
-    asking: Tensor | None = None  # int64 [B, T], as in the geometry: for rules that protect last tiles
     all_heads: AllHeads = alone
     source: Source | None = None  # always there when `select` asks a rule
+    asking: Tensor | None = None  # int64 [B, T], as in the geometry: for rules that protect last tiles
 
     def at(self, ranks: Tensor) -> Tensor:
         """float32 `[B, H, T, n]`: the scores of the blocks at ranks `[B, H, T, n]`, the best at rank 0."""

@@ -111,7 +111,7 @@ WRONG = {
     "bench attention --contexts 4kb": "--contexts takes whole numbers from 1 up, like 128 or 32k, got '4kb'",
     "bench attention --contexts 0": "--contexts takes whole numbers from 1 up, like 128 or 32k, got '0'",
     "bench attention --policies toppk": "did you mean 'topk'?",
-    "bench attention --policies dense": "unknown --policies 'dense'",
+    "bench attention --policies dense": "--policies names none that cuts: 'dense'",
     "bench attention --baselines spda": "did you mean 'sdpa'?",
     "bench attention --budget 0": "--budget takes whole numbers from 1 up, like 128 or 32k, got '0'",
     "bench attention --heads 3 --kv-heads 2": "--heads 3 is not a multiple of --kv-heads 2",

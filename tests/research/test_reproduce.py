@@ -88,8 +88,8 @@ def test_an_experiment_end_to_end(name: str, tiny: Path, store: Store) -> None:
     (first, *_) = beside.BESIDE[name](found)
     assert found.plan.experiment.where in first.title
     # Everything the paper's table names was run and found again under our scaled sizes.
-    assert all(row["it"] is not None for row in first.rows)
-    assert {row["it"].line.examples for row in first.rows} == {2}
+    assert all(row["finding"] is not None for row in first.rows)
+    assert {row["finding"].line.examples for row in first.rows} == {2}
     text = reproduction(found).text()
     assert f"SCALED to 1/{SIZES.get(name, 64)}" in text.replace("\n", " ")
     assert str(tiny.parent) not in text
@@ -121,7 +121,7 @@ def test_longbench_v2_from_a_file(tiny: Path, store: Store, tmp_path: Path) -> N
     data.write_text(json.dumps(rows))
     found = outcome("longbench-v2", tiny, store, data=[str(data)])
     accuracy, paired = beside.BESIDE["longbench-v2"](found)
-    assert all(row["it"] is not None for row in accuracy.rows)
+    assert all(row["finding"] is not None for row in accuracy.rows)
     assert "ours: by logits" in accuracy.text()
     assert "n_dc: ours" in paired.text()
     text = reproduction(found).text()

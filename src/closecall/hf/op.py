@@ -145,7 +145,7 @@ def attention_op(
     softcap: float,
     backend: str,
     group: str,
-    prompt_len: int | None,
+    prompt_len: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`run` with a policy as JSON and a process group by name."""
     given = (_parse(policy), dense_below, scale, softcap, backend, heads_over(group))

@@ -34,12 +34,19 @@ AT_8K = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
-    with Store(tmp_path_factory.mktemp("standings") / "s.db") as store:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("standings") / "s.db"
+    with Store(path) as store:
         store.add_model("a" * 64, "tiny", {})
         for context, listed in ((4096, AT_4K), (8192, AT_8K)):
             for (policy, budget), answers in listed.items():
                 add(store, answers, policy=policy, budget=budget, context=context)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(stored: Path) -> Gathered:
+    with Store(stored) as store:
         return gather(store)
 
 
@@ -101,8 +108,8 @@ def test_where_questions_share_contexts_these_are_exchanged(tmp_path: Path) -> N
     assert "by exchanging whole contexts" in text
 
 
-def test_the_command_leaves_a_page_to_include(tmp_path: Path, found: Gathered) -> None:
-    run("report", "--store", str(tmp_path / "s.db"), "--out", str(tmp_path / "out"))
+def test_the_command_leaves_a_page_to_include(tmp_path: Path, stored: Path, found: Gathered) -> None:
+    run("report", "--store", str(stored), "--out", str(tmp_path / "out"))
     page = (tmp_path / "out" / "panel.md").read_text()
     assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
         "## Who beats whom, over all cells",
