@@ -232,7 +232,7 @@ def figure(machine: Facts, measured: Measured) -> Figure:
         grid[0][across].text(0.03, 0.95, ahead, transform=grid[0][across].transAxes, va="top", fontsize=8)
         grid[1][across].plot(contexts, _column(rows, "share"), "o-", color=COLOURS["selection"], markersize=4)
         grid[1][across].set_ylim(0, max(0.2, 1.1 * max(_column(rows, "share"))))
-        grid[1][across].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        grid[1][across].yaxis.set_major_formatter(PercentFormatter(1))
         memory = [(row["context"], row["extra_mib"]) for row in rows if row["extra_mib"]]
         if memory:
             grid[2][across].plot(*zip(*memory, strict=True), "o-", color=COLOURS["both"], markersize=4)
