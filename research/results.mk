@@ -46,6 +46,7 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(GEMMA) --tasks $(TEXTS) --contexts 4k --budgets 4 --n 2 --policies topk,quest,auto
 	$(GEMMA) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 1 --policies dense,topk,quest
 
+# `auto` in most tables of docs/results.md is its first edition, auto:factor=2,give=0.5; these commands run today's.
 results: $(READY)  ## Every other panel of docs/results.md, into out/results (many hours; resumes where it was stopped)
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(NEEDLE) --contexts 8k,16k,32k --budgets 3 --n 25 --controls --store $R/probes.db

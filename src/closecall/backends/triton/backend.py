@@ -204,7 +204,7 @@ def _forced_mass(
 def has_kernel(policy: Policy) -> bool:
     """Whether kernels rank the blocks, and not the reference."""
     reduction = (policy.reduction.of, policy.reduction.mean)
-    return getattr(policy.scorer, "planes", None) is not None and reduction in _REDUCTIONS
+    return policy.scorer is not None and policy.scorer.planes is not None and reduction in _REDUCTIONS
 
 
 def rank(
@@ -217,10 +217,11 @@ def rank(
     paging: Paging | None = None,
 ) -> Ranked:
     """As every backend's; with `paging`, `k` holds pages and the summaries were made before."""
-    reduction = policy.reduction
-    known = None if policy.scorer is None else policy.scorer.planes
-    if known is None or (reduction.of, reduction.mean) not in _REDUCTIONS:
+    if not has_kernel(policy):
         return reference.rank(q, k, policy, geometry, scale)
+    assert policy.scorer is not None
+    assert policy.scorer.planes is not None
+    reduction, known = policy.reduction, policy.scorer.planes
     here = tables(geometry, q.device)
     batch, heads, _, _ = q.shape
     n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
