@@ -291,7 +291,7 @@ def accepted(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policy(name: str, **overrides: Any) -> Policy:
-    """Makes a policy from a preset and overrides.
+    """Makes a policy from a preset and overrides, or from text that holds both, as `parse` reads it.
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
     called `RULE-on-SCORER`, such as `topk-on-box`.
@@ -305,7 +305,15 @@ def policy(name: str, **overrides: Any) -> Policy:
     66
     >>> print(policy("topk", scorer="box", c=0.25).name)
     topk-on-box
+    >>> policy("auto:budget=8") == policy("auto", budget=8)
+    True
     """
+    if ":" in name or name.endswith(".json"):
+        if overrides:
+            raise ValueError(
+                f"{name!r} is a whole policy already: write {', '.join(overrides)} into it, or give a name only"
+            )
+        return parse(name)
     if parts_of(name)[0] is None and "scorer" in overrides:
         raise ValueError(f"policy {name!r} ranks nothing and has no scorer: leave scorer= out")
     scorer, rule, own = _compose(name, overrides)

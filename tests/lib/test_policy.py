@@ -323,6 +323,13 @@ def test_from_json_refuses_paths() -> None:
 def test_text_for_a_policy(text: str, made: Policy) -> None:
     assert as_policy(text) == made
     assert as_policy(made) is made
+    if text == text.strip():
+        assert policy(text) == made
+
+
+def test_a_whole_policy_takes_no_more_overrides() -> None:
+    with pytest.raises(ValueError, match=r"'auto:budget=8' is a whole policy already: write tile into it"):
+        policy("auto:budget=8", tile=32)
 
 
 @pytest.mark.parametrize(
