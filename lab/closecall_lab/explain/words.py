@@ -68,11 +68,12 @@ def _about_the_cut(run: Run, gathered: Gathered) -> list[str]:
         last = np.stack([layer.lost[:, -1] for layer in run.layers])
         at, head = np.unravel_index(int(last.argmax()), last.shape)
         everywhere = float(np.stack([layer.lost for layer in run.layers]).mean())
-        found.append(
+        in_last = (
             f"The last tile lost {percent(float(last.mean()))} of its attention mass on average, and at most "
-            f"{percent(float(last.max()))} (layer {run.layers[int(at)].layer}, head {head}); "
-            f"all tiles together lost {percent(everywhere)}."
+            f"{percent(float(last.max()))} (layer {run.layers[int(at)].layer}, head {head})"
         )
+        whole = "The last tile lost none of its attention mass"
+        found.append(f"{in_last if last.max() > 0 else whole}; all tiles together lost {percent(everywhere)}.")
     else:
         bound = np.stack([layer.bound for layer in run.layers])
         proven = (

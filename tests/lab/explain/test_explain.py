@@ -246,6 +246,7 @@ def test_sentences_say_what_happened(two: Explanation) -> None:
     assert first[0].startswith("topk:budget=3 kept ")
     assert second[0].startswith("auto:budget=3 kept ")
     assert any("The last tile lost" in text and "at most" in text for text in first)
+    assert any(text.startswith("The last tile lost none of its attention mass; all tiles") for text in second)
     assert any("of them touched the answer" in text for text in first)
     assert any(text.startswith("The answer stands in block") for text in first)
     assert any("The model then wrote: “vanilla" in text and "as expected" in text for text in second)
