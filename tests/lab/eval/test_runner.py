@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -143,21 +145,38 @@ def wait_for_rows(path: Path, least: int) -> int:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c(tiny: Path, tmp_path: Path, jobs: str) -> None:
+@pytest.mark.parametrize(
+    ("jobs", "ending"), [("1", signal.SIGTERM), ("2", signal.SIGINT), ("2", signal.SIGTERM)], ids=str
+)  # Ctrl-C in one process: tests/lab/bench/test_frame.py
+def test_ctrl_c_and_kill_say_how_to_go_on(tiny: Path, tmp_path: Path, jobs: str, ending: signal.Signals) -> None:
     path = tmp_path / "stopped.db"
     # A shell starts background jobs with Ctrl-C ignored, and the tests may be one.
     heeding = COMMAND[2].replace("import sys;", "import signal, sys; signal.signal(2, signal.default_int_handler);")
     arguments = [*COMMAND[:2], heeding, *COMMAND[3:], *options(tiny, path, "--jobs", jobs, "--n", "1000")]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
         wait_for_rows(path, 3)
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        # A terminal's Ctrl-C reaches the workers too, `kill PID` the parent alone.
+        (os.killpg if ending == signal.SIGINT else os.kill)(run.pid, ending)
         _, errors = run.communicate()
     assert run.returncode == 130
     assert "interrupted; finished runs are in" in errors
     assert "the same command goes on from there" in errors
     assert "Traceback" not in errors
     assert len(results(path)) >= 3
+
+
+def test_no_worker_outlives_its_parent() -> None:
+    """Not even a killed one, which cannot tell its workers: they hold gigabytes, and may compute for minutes."""
+    script = [sys.executable, str(Path(__file__).with_name("endless.py"))]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "at work\n"
+            run.kill()
+            assert run.communicate(timeout=60) == ("", None)  # the end of the file: nobody holds its other end
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
 
 
 def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) -> None:
