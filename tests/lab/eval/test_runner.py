@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import COMMAND, command, grid_of, options, results
+from runs import COMMAND, grid_of, options, results
 
+from closecall import cli
 from closecall_lab.eval import executors, kinds, runner
 from closecall_lab.eval.grid import Grid
 from closecall_lab.eval.matched import TOLERANCE
@@ -126,8 +127,7 @@ def test_kill_9_and_the_same_command_again(whole: Path, tiny: Path, tmp_path: Pa
     assert run.returncode == -signal.SIGKILL
     there = results(path)
     assert count <= len(there) < CELLS
-    done = command(*options(tiny, path))
-    assert done.returncode == 0, done.stderr
+    assert cli.main(["eval", *options(tiny, path)]) == 0
     assert results(path) == results(whole)
     with Store(path) as store:
         assert store.connection.execute("SELECT count(*) FROM runs").fetchone() == (CELLS,)
@@ -145,9 +145,7 @@ def wait_for_rows(path: Path, least: int) -> int:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "ending"), [("1", signal.SIGTERM), ("2", signal.SIGINT), ("2", signal.SIGTERM)], ids=str
-)  # Ctrl-C in one process: tests/lab/bench/test_frame.py
+@pytest.mark.parametrize(("jobs", "ending"), [("1", signal.SIGTERM), ("2", signal.SIGINT)], ids=str)
 def test_ctrl_c_and_kill_say_how_to_go_on(tiny: Path, tmp_path: Path, jobs: str, ending: signal.Signals) -> None:
     path = tmp_path / "stopped.db"
     # A shell starts background jobs with Ctrl-C ignored, and the tests may be one.
@@ -189,7 +187,7 @@ def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) ->
 def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "died.db"
     grid = grid_of(tiny)
-    workers = executors.Processes(str(tiny), jobs=2)
+    workers = executors.Processes(str(tiny), jobs=1)
 
     def jobs_then_kill() -> Iterator[executors.Job]:
         for i, job in enumerate(grid.jobs()):
@@ -217,8 +215,10 @@ def take(stream: Iterator[executors.Result], store: Store, model: str) -> Iterat
 
 
 def test_an_error_in_a_worker_process_is_told_as_it_is(tiny: Path, tmp_path: Path) -> None:
+    workers = executors.Processes(str(tiny), jobs=1)
     with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
-        runner.run(grid_of(tiny, contexts=(16,)), store, jobs=2)  # no room for a single needle
+        runner.run_model(grid_of(tiny, contexts=(16,)), store, workers)  # no room for a single needle
+    workers.close()
 
 
 def test_a_task_with_fewer_examples_than_asked_for(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
