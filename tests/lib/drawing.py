@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -253,7 +254,7 @@ def over(examples: int, **strategies: st.SearchStrategy[Any]) -> Callable[[Calla
                 test(**fixtures, **values)
 
             # What hypothesis prints, and what it derives its draws from: every parameter of a test has others.
-            one.__name__ = one.__qualname__ = f"{test.__name__} in {os.environ['PYTEST_CURRENT_TEST']}"
+            one.__name__ = one.__qualname__ = re.sub(r"\W", "_", os.environ["PYTEST_CURRENT_TEST"])
             settings(max_examples=count)(given(**strategies)(one))()
 
         kept = [p for name, p in inspect.signature(test).parameters.items() if name not in strategies]

@@ -165,7 +165,7 @@ def test_a_block_of_nan_keys_ranks_behind_every_number(engine: Engine) -> None:
                 assert (1 in kept[0, h, t.number]) == (free <= 0 or 1 in t.forced(1))
 
 
-@over(20, case=cases())
+@over(20, case=cases(work=1500, cells=40))
 def test_anything_anywhere_stays_in_range(engine: Engine, case: Case) -> None:
     """A tenth of all numbers NaN or infinite: selections stay well formed, counts as budgeted, margins in [0, 1]."""
     generator = torch.Generator().manual_seed(case.seed)
