@@ -77,7 +77,7 @@ include research/results.mk
 
 DRAWN  := attention selection invariance nonfinite rules geometry policy certify summaries long
 fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time, and every pair of parameters (an hour)
-	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lib/triton tests/lab/theory
+	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lib/triton tests/lib/hf/test_calls.py tests/lab/theory
 
 sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	$(SAY) "Building the native code with sanitizers into build/sanitize"

@@ -125,7 +125,7 @@ def test_chunks_behind_left_padding(engine: Engine, preset: str) -> None:
 
 
 @pytest.mark.parametrize("engine", EXACTLY_REPEATABLE, ids=str)
-@over(25, case=cases())
+@over(25, case=cases(work=1500, cells=40))
 def test_repeated_calls(engine: Engine, case: Case) -> None:
     q, k, v = case.tensors()
     first, second = (
