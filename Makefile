@@ -32,7 +32,7 @@ demo: $(READY)  ## Which policy keeps dense's answers, and how fast, on a small 
 	$(BIN)/closecall explain --model probe --task probe-needle --context 8k --policy topk:budget=4,auto:budget=4 --out out/demo/explain.html
 	$(SAY) "Open out/demo/explain.html"
 
-test: $(READY) lint  ## Lint, types and every test (about ten minutes on 2 cores)
+test: $(READY) lint  ## Lint, types and the tests (docs/architecture.md says what runs when)
 	$(SAY) "Tests: every backend against a float64 oracle, GPU kernels compiled, models, evaluation, theory"
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
@@ -75,9 +75,9 @@ vllm-demo: $(VLLM_READY)  ## One long prompt to vLLM without and with the plugin
 
 include research/results.mk
 
-DRAWN  := attention selection invariance nonfinite rules geometry policy certify
-fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time (an hour)
-	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lab/theory tests/lib/triton/test_kernels.py tests/lib/triton/test_gpu_scorers.py
+DRAWN  := attention selection invariance nonfinite rules geometry policy certify summaries long
+fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every time, and every pair of parameters (an hour)
+	CLOSECALL_FUZZ=1 $(BIN)/pytest -q -n 2 $(DRAWN:%=tests/lib/test_%.py) tests/lib/scorers tests/lib/rules tests/lib/triton tests/lib/hf/test_calls.py tests/lab/theory
 
 sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	$(SAY) "Building the native code with sanitizers into build/sanitize"

@@ -6,7 +6,9 @@ import functools
 import inspect
 import itertools
 import math
+import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -251,7 +253,8 @@ def over(examples: int, **strategies: st.SearchStrategy[Any]) -> Callable[[Calla
             def one(**values: Any) -> None:
                 test(**fixtures, **values)
 
-            one.__name__ = one.__qualname__ = test.__name__  # what hypothesis prints
+            # What hypothesis prints, and what it derives its draws from: every parameter of a test has others.
+            one.__name__ = one.__qualname__ = re.sub(r"\W", "_", os.environ["PYTEST_CURRENT_TEST"])
             settings(max_examples=count)(given(**strategies)(one))()
 
         kept = [p for name, p in inspect.signature(test).parameters.items() if name not in strategies]

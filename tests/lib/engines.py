@@ -1,7 +1,7 @@
 """The backends this machine can run, each native instruction-set tier counted as one of its own.
 
-Triton's kernels run under its interpreter, which takes milliseconds for every step of every program: calls that are too
-large for it are skipped, and drawn cases that are, drawn again. tests/gpu holds the tests made for its size.
+Triton's kernels run under its interpreter, which takes milliseconds for every step of every program: tests of larger
+calls are `compiled` ones, and drawn cases that are too large are drawn again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import importlib
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
@@ -26,10 +26,11 @@ from closecall.ranking import Ranked
 FUZZ = bool(os.environ.get("CLOSECALL_FUZZ"))
 # Under AddressSanitizer everything is many times slower, and only our own code is of interest.
 SANITIZED = bool(os.environ.get("CLOSECALL_SANITIZED"))
-SLOWER = {"flex": 12, "triton": 80}
+SLOWER = {"flex": 8, "triton": 40}
 # Steps of the interpreter: about 5 ms each. Drawn cases may have more, because most of them do and few are drawn.
-INTERPRETED_STEPS, DRAWN_STEPS = 100, 300
+INTERPRETED_STEPS, DRAWN_STEPS = 100, 200
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+A, B = TypeVar("A"), TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Engine:
             yield
 
     def _bearable(self, q: Any, k: Any, grid: Any) -> None:
-        """Leaves the test where the interpreter would need more than about a second for the call."""
+        """Refuses what the interpreter would need more than about a second for; draws again what was drawn."""
         if self.backend != "triton" or not all(isinstance(x, torch.Tensor) and x.ndim == 4 for x in (q, k)):
             return
         block, tile = (grid.block, grid.tile) if hasattr(grid, "block") else (64, 64)
@@ -64,7 +65,7 @@ class Engine:
             return
         if is_drawn:
             hypothesis.reject()
-        pytest.skip(f"about {steps:.0f} steps are too many for Triton's interpreter")
+        pytest.fail(f"about {steps:.0f} steps are too many for Triton's interpreter: mark the test as compiled")
 
     def select(self, *args: Any, **kwargs: Any) -> closecall.Selection:
         self._bearable(*args[:3])
@@ -91,8 +92,21 @@ class Engine:
 
     def examples(self, usual: int) -> int:
         """How many examples to draw where a fast backend draws `usual`."""
-        many = usual * 10 if FUZZ else max(3, usual // 8) if SANITIZED else usual
-        return max(3, many // SLOWER[self.backend]) if self.backend in SLOWER else many
+        many = usual * 25 if FUZZ else max(3, usual // 8) if SANITIZED else usual
+        return max(2, many // SLOWER[self.backend]) if self.backend in SLOWER else many
+
+
+def pairs(first: Iterable[A], second: Iterable[B], chosen: Callable[[int, int], bool]) -> list[tuple[A, B]]:
+    """Of every two values those whose places are `chosen`; under `make fuzz` all of them.
+
+    For parametrised tests that are slow and whose two values have little to do with each other: each value is
+    met, not each with each.
+    """
+    ours, theirs = list(first), list(second)
+    found = [(a, b) for i, a in enumerate(ours) for j, b in enumerate(theirs) if FUZZ or chosen(i, j)]
+    assert all(any(a is x for x, _ in found) for a in ours)
+    assert all(any(b is y for _, y in found) for b in theirs)
+    return found
 
 
 def has_native() -> bool:
@@ -111,4 +125,6 @@ def available() -> list[Engine]:
 
 
 ENGINES = available()
+# For calls that are too large for Triton's interpreter. Its own tests, of its size, are in tests/lib/triton.
+compiled = pytest.mark.parametrize("engine", [e for e in ENGINES if e.backend != "triton"], ids=str)
 EXACTLY_REPEATABLE = [e for e in ENGINES if e.backend != "flex"]  # torch promises no bitwise repeatability for flex

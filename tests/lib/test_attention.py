@@ -9,24 +9,27 @@ from hypothesis import strategies as st
 import closecall
 from closecall.policy import accepted
 from compare import assert_attention, everything, kept_of
-from drawing import Case, cases, over
-from engines import FLOATS, Engine
+from drawing import PRESETS, Case, cases, over
+from engines import FLOATS, Engine, compiled, pairs
 from oracle import attend as brute_force
 from oracle import exact
 
 
-@over(250, case=cases())
-def test_attention_matches_the_oracle(engine: Engine, case: Case) -> None:
+@compiled
+@over(110, case=cases(), softcap=st.sampled_from((0.0, 0.0, 0.0, 0.5, 3.0, 50.0)))
+def test_attention_and_select_then_attend_match_the_oracle(engine: Engine, case: Case, softcap: float) -> None:
     q, k, v = case.tensors()
-    policy = case.policy()
-    out, lse = engine.attention(q, k, v, policy, scale=case.scale, return_lse=True, **case.arguments())
-    assert out.dtype == case.dtype
-    assert out.shape == (case.batch, case.heads, case.q_len, case.v_dim)
-    assert lse.dtype == torch.float32
-    assert lse.shape == out.shape[:3]
-    selection = engine.select(q, k, policy, scale=case.scale, **case.arguments())
-    expected = brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale)
-    assert_attention(out, lse, expected)
+    given = {"scale": case.scale, "softcap": softcap, "return_lse": True}
+    one = engine.attention(q, k, v, case.policy(), **given, **case.arguments())
+    selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())
+    two = engine.attend(q, k, v, selection, **given)
+    expected = brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale, softcap)
+    for out, lse in (one, two):
+        assert (out.dtype, lse.dtype) == (case.dtype, torch.float32)
+        assert out.shape == (case.batch, case.heads, case.q_len, case.v_dim)
+        assert lse.shape == out.shape[:3]
+        assert_attention(out, lse, expected)
+    assert torch.equal(engine.attend(q, k, v, selection, scale=case.scale, softcap=softcap), two[0])
 
 
 @over(20, case=cases(dtypes=(torch.float64,)))
@@ -38,53 +41,32 @@ def test_reference_in_float64_matches_to_its_last_digits(case: Case) -> None:
     assert_attention(out, lse, brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale))
 
 
-@over(40, case=cases())
-def test_attention_is_select_then_attend(engine: Engine, case: Case) -> None:
-    q, k, v = case.tensors()
-    selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())
-    two = engine.attend(q, k, v, selection, scale=case.scale, return_lse=True)
-    one = engine.attention(q, k, v, case.policy(), scale=case.scale, return_lse=True, **case.arguments())
-    expected = brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale)
-    for out, lse in (one, two):
-        assert_attention(out, lse, expected)
-    assert torch.equal(engine.attend(q, k, v, selection, scale=case.scale), two[0])
-
-
-@over(60, case=cases(), softcap=st.sampled_from((0.5, 3.0, 50.0)))
-def test_softcap_matches_the_oracle(engine: Engine, case: Case, softcap: float) -> None:
-    q, k, v = case.tensors()
-    options = {"scale": case.scale, **case.arguments()}
-    out, lse = engine.attention(q, k, v, case.policy(), softcap=softcap, return_lse=True, **options)
-    selection = engine.select(q, k, case.policy(), **options)
-    expected = brute_force(q, k, v, kept_of(selection), case.tiles(), case.used_scale, softcap)
-    assert_attention(out, lse, expected)
-
-
 def tensors(heads: int = 4, kv_heads: int = 2, q_len: int = 600, k_len: int = 600, dim: int = 64, dtype=torch.float32):
     generator = torch.Generator().manual_seed(q_len + k_len + dim)
     shapes = ((heads, q_len), (kv_heads, k_len), (kv_heads, k_len))
     return tuple(torch.randn(1, h, n, dim, generator=generator).to(dtype) for h, n in shapes)
 
 
-SMALL = {"block": 16, "tile": 16, "budget": 3}  # tile budget 6 of 38 blocks
+SMALL = {"block": 16, "tile": 16, "budget": 3}  # tile budget 6 of 21 blocks
+ON_TOPK = [("router", "topk"), ("router-on-quest", "quest")]
 
 
+@compiled
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("q_len", [300, 77, 1])
-@pytest.mark.parametrize("preset", ["dense", "topk", "quest", "router", "router-on-quest"])
+@pytest.mark.parametrize(("preset", "q_len"), pairs(PRESETS, [150, 77, 1], lambda i, j: i % 3 == j))
 def test_a_budget_that_covers_everything_is_dense_is_sdpa(engine, preset: str, q_len: int, dtype: torch.dtype) -> None:
-    q, k, v = tensors(q_len=q_len, k_len=300, dtype=dtype)
-    given = {"budget": 19, "tile_factor": 1, "block": 16, "tile": 16}  # 300 keys are 19 blocks
+    q, k, v = tensors(q_len=q_len, k_len=150, dtype=dtype)
+    given = {"budget": 10, "tile_factor": 1, "block": 16, "tile": 16}  # 150 keys are 10 blocks
     policy = closecall.policy(preset, **accepted(preset, given))
     out, lse = engine.attention(q, k, v, policy, return_lse=True)
-    at = torch.arange(300)
+    at = torch.arange(150)
     causal = at <= at[-q_len:, None]
     sdpa = torch.nn.functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), attn_mask=causal, enable_gqa=True
     )
     selection = engine.select(q, k, policy)
     assert selection.kept_fraction == 1
-    expected = brute_force(q, k, v, kept_of(selection), _tiles(q_len, 300), 64**-0.5)
+    expected = brute_force(q, k, v, kept_of(selection), _tiles(q_len, 150), 64**-0.5)
     assert (abs(exact(sdpa) - expected.out) < 1e-12).all()
     assert_attention(out, lse, expected)
     dense, dense_lse = engine.attention(q, k, v, closecall.policy("dense", block=16, tile=16), return_lse=True)
@@ -100,32 +82,39 @@ def _tiles(q_len: int, k_len: int, block: int = 16, tile: int = 16):
 
 def same(engine: Engine, first: closecall.Policy, second: closecall.Policy) -> None:
     """Both policies keep the same blocks and give the same bits."""
-    q, k, v = tensors()
+    q, k, v = tensors(q_len=330, k_len=330)
     one, two = engine.select(q, k, first), engine.select(q, k, second)
     assert kept_of(one) == kept_of(two)
     assert one.kept_fraction < 0.9  # else the identity is empty
     assert torch.equal(engine.attention(q, k, v, first), engine.attention(q, k, v, second))
 
 
-@pytest.mark.parametrize("trigger", ["quantile", "per-cell", "random", "last"])
-@pytest.mark.parametrize(("router", "topk"), [("router", "topk"), ("router-on-quest", "quest")])
-def test_q_zero_is_topk_and_q_one_is_topk_at_the_expanded_budget(engine, router: str, topk: str, trigger: str) -> None:
+@compiled
+@pytest.mark.parametrize(
+    ("trigger", "names"),
+    pairs(["quantile", "per-cell", "random", "last"], ON_TOPK, lambda i, j: i % 2 == j),
+)
+def test_q_zero_is_topk_and_q_one_is_topk_at_the_expanded_budget(engine, trigger: str, names: tuple[str, str]) -> None:
+    router, topk = names
     same(engine, closecall.policy(router, q=0, trigger=trigger, **SMALL), closecall.policy(topk, **SMALL))
     wide = SMALL | {"budget": 6}
     same(engine, closecall.policy(router, q=1, trigger=trigger, **SMALL), closecall.policy(topk, **wide))
 
 
-@pytest.mark.parametrize(("router", "topk"), [("router", "topk"), ("router-on-quest", "quest")])
+@compiled
+@pytest.mark.parametrize(("router", "topk"), ON_TOPK)
 def test_rho_one_is_topk(engine: Engine, router: str, topk: str) -> None:
     same(engine, closecall.policy(router, rho=1, **SMALL), closecall.policy(topk, **SMALL))
 
 
+@compiled
 def test_absolute_threshold_at_its_ends(engine: Engine) -> None:
     absolute = {"trigger": "absolute"} | SMALL
     same(engine, closecall.policy("router", threshold=1, **absolute), closecall.policy("topk", **SMALL | {"budget": 6}))
     same(engine, closecall.policy("router", threshold=0, **absolute), closecall.policy("topk", **SMALL))
 
 
+@compiled
 @pytest.mark.parametrize("aggregate", ["max", "mean"])
 @pytest.mark.parametrize("preset", ["topk", "quest"])
 def test_tiles_of_one_row_choose_for_themselves(engine: Engine, preset: str, aggregate: str) -> None:
@@ -146,6 +135,7 @@ def test_tiles_of_one_row_choose_for_themselves(engine: Engine, preset: str, agg
         assert (abs(exact(out[:, :, i : i + 1]) - expected.out) <= expected.out_error).all()
 
 
+@compiled
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("q_len", [1, 2, 100])
 def test_dense_chunks_are_the_last_rows_of_the_whole(engine: Engine, q_len: int, dtype: torch.dtype) -> None:
@@ -161,6 +151,7 @@ def test_dense_chunks_are_the_last_rows_of_the_whole(engine: Engine, q_len: int,
     assert bool(((chunk_lse.double() - whole_lse[:, :, -q_len:].double()).abs() <= error).all())
 
 
+@compiled
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_halves_merge_by_their_lse(engine: Engine, dtype: torch.dtype) -> None:
     """Attention over the even blocks and over the odd ones, weighted by exp(lse), is attention over both."""
@@ -215,6 +206,7 @@ def test_kept_blocks_ahead_of_a_row_are_masked(engine: Engine) -> None:
     assert bool(lse[:, :, :28].isneginf().all())
 
 
+@compiled
 def test_large_logits_do_not_overflow(engine: Engine) -> None:
     """Logits of about 1e4 apart: the softmax is one-hot, not NaN."""
     q, k, v = tensors(q_len=130, k_len=130)
@@ -223,6 +215,7 @@ def test_large_logits_do_not_overflow(engine: Engine) -> None:
     assert_attention(out, lse, brute_force(q * 100, k * 100, v, everything(plan, 4), plan, 64**-0.5))
 
 
+@compiled
 def test_inputs_are_left_alone(engine: Engine) -> None:
     q, k, v = tensors()
     before = [x.clone() for x in (q, k, v)]

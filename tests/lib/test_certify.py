@@ -20,7 +20,7 @@ from closecall.policy import Policy
 from closecall.rules.certified import Certified
 from compare import kept_of
 from drawing import Case, cases, over
-from engines import FLOATS, FUZZ, Engine
+from engines import FLOATS, FUZZ, Engine, compiled
 from test_rules import ranked
 
 # Where long double is no longer than float64 the oracle's own roundings need room; on x86 this is 0.
@@ -160,7 +160,7 @@ HARD = st.builds(
 )
 
 
-@settings(max_examples=20000 if FUZZ else 1000)
+@settings(max_examples=20000 if FUZZ else 250)
 @given(HARD)
 def test_never_below_the_truth_where_bounds_are_met(case: Hard) -> None:
     q, k, v, selection, plan, scale = case.make()
@@ -178,7 +178,7 @@ def block_weights(q: np.ndarray, k: np.ndarray, scale: float) -> np.ndarray:
     return top + np.log(np.exp(logits - top[:, None]).sum(1))
 
 
-@settings(max_examples=5000 if FUZZ else 300)
+@settings(max_examples=5000 if FUZZ else 100)
 @given(HARD)
 def test_what_blocks_weigh_lies_between(case: Hard) -> None:
     q, k, v, selection, _, scale = case.make()
@@ -393,6 +393,7 @@ def test_a_smaller_eps_keeps_more_and_the_budget_ends_it() -> None:
     assert int(closecall.select(q, k, make(0.1, 12)).counts.max()) == 12
 
 
+@compiled
 def test_with_every_call_that_takes_a_policy(engine: Engine) -> None:
     q, k, v = flat(200)
     selection = engine.select(q, k, make(0.5, 10))

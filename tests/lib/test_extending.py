@@ -16,7 +16,7 @@ from closecall.policy import as_policy
 from closecall.scorers.base import Planes, blocks_of
 from closecall.scorers.planes import PlaneScorer
 from compare import assert_attention, kept_of
-from engines import Engine
+from engines import Engine, compiled
 
 
 @SCORERS.register("test-last-key")
@@ -80,6 +80,7 @@ def last_key(rows: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return rows @ keys[-1], np.abs(rows) @ np.abs(keys[-1]), 0
 
 
+@compiled
 @pytest.mark.parametrize("rule", ["topk", "test-half"])
 def test_a_new_scorer_and_a_new_rule(engine: Engine, rule: str) -> None:
     q, k, v = tensors()
@@ -98,6 +99,7 @@ def test_a_new_scorer_and_a_new_rule(engine: Engine, rule: str) -> None:
     assert_attention(out, lse, oracle.attend(q, k, v, kept_of(selection), plan, 1.0))
 
 
+@compiled
 @pytest.mark.parametrize("scorer", ["mean", "quest"])
 def test_a_new_rule_on_the_scorers_that_have_native_code(engine: Engine, scorer: str) -> None:
     q, k, v = tensors()
@@ -207,6 +209,7 @@ def test_planes_left_out() -> None:
         closecall.policy("topk", scorer="test-no-planes")
 
 
+@compiled
 def test_a_new_trigger(engine: Engine) -> None:
     q, k, _ = tensors()
     policy = closecall.policy("router", block=16, tile=16, budget=5, tile_factor=1, trigger="test-first")

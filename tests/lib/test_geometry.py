@@ -13,7 +13,7 @@ def made(case: Case) -> Geometry:
     return plan(case.batch, case.q_len, case.k_len, case.block, case.tile, **case.arguments())
 
 
-@over(300, case=cases(cells=400))
+@over(120, case=cases(cells=400))
 def test_plan_matches_the_walk(case: Case) -> None:
     g, walked = made(case), case.tiles()
     assert (g.batch, g.q_len, g.k_len) == (case.batch, case.q_len, case.k_len)
@@ -38,7 +38,7 @@ def test_plan_matches_the_walk(case: Case) -> None:
     assert bool((g.sequence[missing] == -1).all())
 
 
-@over(100, case=cases(cells=400))
+@over(50, case=cases(cells=400))
 def test_no_tile_is_forced_to_more_than_the_policy_says(case: Case) -> None:
     most = int(made(case).forced(case.sinks).max())
     assert most <= case.policy().most_forced
@@ -54,7 +54,7 @@ def test_most_forced_is_reached() -> None:
     assert int(plan(1, 96, 96, 16, 16).forced(1).max()) == 2
 
 
-@over(100, case=cases(cells=400))
+@over(50, case=cases(cells=400))
 def test_spans_hold_their_tiles(case: Case) -> None:
     g = made(case)
     walked = case.tiles()

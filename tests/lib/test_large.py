@@ -7,7 +7,7 @@ import torch
 
 import closecall
 from compare import assert_attention, kept_of
-from engines import Engine
+from engines import Engine, compiled
 from oracle import attend as brute_force
 from oracle import tiles
 
@@ -35,6 +35,7 @@ ROW_STRIDE = 2**32 // N  # rows from the middle on lie past 2^31
 STRIDES = {"heads": (HEAD_STRIDE, DIM, 1), "rows": (DIM, ROW_STRIDE, 1), "channels": (1, DIM, 2**32 // DIM)}
 
 
+@compiled
 @pytest.mark.parametrize("axis", STRIDES)
 def test_large_strides(engine: Engine, ocean: torch.Tensor, axis: str) -> None:
     room = N * DIM * HEADS * 2  # apart from each other, so that q, k and v do not overlap

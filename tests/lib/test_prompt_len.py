@@ -12,7 +12,7 @@ import torch
 import closecall
 from closecall.chunks import chunk_proof
 from compare import kept_of
-from engines import Engine
+from engines import Engine, compiled
 
 SMALL: dict[str, Any] = {"block": 8, "tile": 8, "budget": 5, "tile_factor": 1}
 
@@ -31,14 +31,13 @@ def in_chunks(
     ]
 
 
+@compiled
 @pytest.mark.parametrize("cuts", [[0, 80, 160, 200], [0, 96, 192, 195], [0, 8, 200]], ids=str)
 @pytest.mark.parametrize("given", [{}, {"factor": 2}, {"rule": "per-head", "budgets": ((3, 4, 5, 6),)}], ids=str)
 def test_a_prompt_in_chunks_keeps_what_the_whole_one_does(
     engine: Engine, cuts: list[int], given: dict[str, Any]
 ) -> None:
     """Two tiles are protected; a last chunk of one tile leaves the other to the chunk before."""
-    if engine.backend == "triton":
-        pytest.skip("the same for every backend, and too many steps for Triton's interpreter")
     q, k, _ = drawn(200)
     q, k = q[:, :, : cuts[-1]], k[:, :, : cuts[-1]]
     small = {"block": 8, "tile": 8} if given.get("rule") == "per-head" else SMALL

@@ -14,12 +14,13 @@ from closecall.geometry import plan
 from closecall.policy import accepted
 from compare import assert_selection, deciding_scores, kept_of
 from drawing import Case, cases, over
-from engines import Engine
+from engines import Engine, compiled
 
 CUTTING = ("topk", "quest", "router", "router-on-quest")
 
 
-@over(250, case=cases(numbers=("integers", "ties"), odd_blocks=False, presets=CUTTING))
+@compiled
+@over(100, case=cases(numbers=("integers", "ties"), odd_blocks=False, presets=CUTTING))
 def test_integers_are_selected_block_for_block(engine: Engine, case: Case) -> None:
     """Small integers score without rounding and tie often, so nothing excuses a difference."""
     q, k, _ = case.tensors()
@@ -27,14 +28,15 @@ def test_integers_are_selected_block_for_block(engine: Engine, case: Case) -> No
     assert_selection(case, q, k, selection)
 
 
-@over(120, case=cases())
+@compiled
+@over(50, case=cases())
 def test_selection_matches_the_oracle_up_to_rounding(engine: Engine, case: Case) -> None:
     q, k, _ = case.tensors()
     selection = engine.select(q, k, case.policy(), scale=case.scale, **case.arguments())
     assert_selection(case, q, k, selection)
 
 
-@over(60, case=cases(numbers=("integers", "ties"), odd_blocks=False, presets=CUTTING))
+@over(25, case=cases(numbers=("integers", "ties"), odd_blocks=False, presets=CUTTING))
 def test_rankings_are_what_rules_are_promised(engine: Engine, case: Case) -> None:
     """A rule of someone's own may read all of a ranking: exact scores and order, sentinels and -inf past the end."""
     q, k, _ = case.tensors()
@@ -131,6 +133,7 @@ def test_padded_tiles_do_not_count_in_the_measured_properties(engine: Engine) ->
     assert selection.kept_fraction == 1
 
 
+@compiled
 @pytest.mark.parametrize("preset", ["dense", "topk", "quest", "router", "router-on-quest", "auto"])
 def test_presets_by_name_take_the_defaults(engine: Engine, preset: str) -> None:
     """Two tiles that see 69 and 70 blocks: the default keeps 66, the router all of them in ceil(0.4 * 2) tiles, and

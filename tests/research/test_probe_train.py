@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -38,37 +36,62 @@ def events(directory: Path) -> list[dict[str, object]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
+KILLING = f"""
+import os, signal, sys
+from pathlib import Path
+import torch
+from research.probes import train
+from research.probes.train import Training, Stage
+torch.set_num_threads(1)
+
+def die(name, directory, when):
+    run = train.Run(name, 3, directory, {EASY!r})
+    step = run._step
+    def dying():
+        if run.progress.step == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step()
+    run._step = dying
+    run.finish(lambda line: None)
+
+for name in sys.argv[2:]:
+    for when in (12, 19):
+        directory = Path(sys.argv[1]) / name
+        child = os.fork()  # torch has computed nothing here yet
+        if not child:
+            try:
+                die(name, directory, when)
+            finally:
+                os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (name, when, status)
+        assert not (directory / "model.safetensors").exists(), (name, when)
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of every family, killed without a chance to clean up two steps after a checkpoint; and again later.
+
+    One process imports everything once, and each run is a fork of it.
+    """
+    directory = tmp_path_factory.mktemp("killed")
+    call = [sys.executable, "-c", KILLING, str(directory), *sorted(shape.FAMILIES)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
 @pytest.mark.parametrize("name", sorted(shape.FAMILIES))
-def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+def test_killed_and_resumed_equals_uninterrupted(name: str, killed: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
     expected = Run(name, 3, whole, EASY).finish(quiet).state_dict()
-    # Killed without a chance to clean up, two steps after a checkpoint; and again later.
-    program = textwrap.dedent(f"""
-        import os, signal, sys
-        from pathlib import Path
-        import torch
-        from research.probes import train
-        from research.probes.train import Training, Stage
-        torch.set_num_threads(1)
-        run = train.Run({name!r}, 3, Path(sys.argv[1]), {EASY!r})
-        step = run._step
-        def dying():
-            if run.progress.step == int(sys.argv[2]):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step()
-        run._step = dying
-        run.finish(lambda line: None)
-    """)
-    for when in ("12", "19"):
-        died = subprocess.run([sys.executable, "-c", program, str(killed), when], capture_output=True, check=False)
-        assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-        assert not (killed / "model.safetensors").exists()
-    resumed = Run(name, 3, killed, EASY)
+    resumed = Run(name, 3, killed / name, EASY)
     assert resumed.progress.step == 15
     reached = resumed.finish(quiet).state_dict()
     assert all(torch.equal(reached[key], value) for key, value in expected.items())
-    assert weights(killed) == weights(whole)
-    assert events(killed) == events(whole)
+    assert weights(killed / name) == weights(whole)
+    assert events(killed / name) == events(whole)
 
 
 def test_other_seed_other_weights(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -133,8 +134,21 @@ class WorkerError(OSError):
     """A worker could not do its job."""
 
 
+def _end_with_parent() -> None:
+    """Ends this process as soon as its parent is gone, however that ended. A thread waits, so a kernel may run on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _serve(pipe: Connection, model: str, dtype: str | None, threads: int) -> None:
     """A worker process: a job comes in, results go out, then None."""
+    _end_with_parent()
     import signal
 
     import torch

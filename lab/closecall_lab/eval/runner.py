@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from closecall.models.load import own_name
 
-from ..spine.interrupt import interruptible
+from ..spine.interrupt import interruptible, terminable
 from ..spine.progress import Say, say
 from . import executors
 from .grid import Grid, Job
@@ -50,7 +50,7 @@ def run_model(grid: Grid, store: Store, workers: executors.Executor, *, jobs: in
             yield dataclasses.replace(job, known=known)
 
     message = _interrupted(store)
-    # A kernel that runs for minutes does not let Python see Ctrl-C; a cluster of workers must be taken down in order.
+    # A kernel that runs for minutes hides signals from Python; a cluster of workers must be taken down in order.
     local = isinstance(workers, executors.Local)
     with interruptible(f"\nclosecall: {message}") if local else _told(message, say):
         for result in workers.run(with_known()):
@@ -72,7 +72,8 @@ def _interrupted(store: Store) -> str:
 @contextmanager
 def _told(message: str, say: Say) -> Iterator[None]:
     try:
-        yield
+        with terminable():
+            yield
     except KeyboardInterrupt:
         say(message)
         raise

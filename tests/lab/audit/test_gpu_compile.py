@@ -20,21 +20,22 @@ from closecall_lab.audit.facts import Facts
 ARCHS = tuple(devices.TARGETS)
 NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
 SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
-# What every run compiles: the hot kernels at the two usual head dims for each kind of target. `make audit` compiles the
-# hot kernels of all dims and targets, and the others for one of each maker; `closecall gpu-report` all there are.
+# What every run compiles: each hot loop once for each generation that compiles it differently; the tests of numbers
+# below want most of these anyway. `make audit` compiles the hot kernels of all dims and targets, and the others for one
+# of each maker; `closecall gpu-report` all there are.
 HOT = (
     "attend D", "attend dense", "attend packed", "attend paged", "few D", "few paged", "scores quest D",
     "scores quest pooled D", "select",
 )  # fmt: skip
-USUAL = (
-    "attend D128 bf16",
-    "attend D64 bf16",
-    "attend dense D128 bf16",
-    "attend paged D128 bf16",
-    "scores quest D128 bf16",
-    "select keep",
-)
-USUAL_PACKED = ("attend packed D128 bf16", "attend packed D64 bf16")  # for the two usual targets
+USUAL = {
+    "attend D128 bf16": ("sm_80", "sm_90", "sm_100", "gfx942"),
+    "attend dense D128 bf16": ("sm_90",),
+    "attend packed D128 bf16": ("sm_80", "sm_90"),
+    "attend paged D128 bf16": ("sm_80", "sm_90"),
+    "scores quest D128 bf16": ("sm_80", "sm_90", "gfx942"),
+    "scores quest pooled D128 bf16": ("sm_80", "sm_90"),
+    "select keep": ("sm_90",),
+}
 
 
 def _compiled() -> list[Any]:
@@ -42,8 +43,7 @@ def _compiled() -> list[Any]:
     for arch, name in SHIPPED:
         hot = name.startswith(HOT) and "fp16" not in name
         if hot or (arch in ("sm_80", "gfx942") and name.endswith("bf16")):
-            often = name in USUAL and arch in ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
-            often |= name in USUAL_PACKED and arch in ("sm_80", "sm_90")
+            often = arch in USUAL.get(name, ())
             listed.append(pytest.param(arch, name, marks=() if often else pytest.mark.audit))
     return listed
 

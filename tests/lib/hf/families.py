@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -202,6 +203,16 @@ def as_eager(original: Any) -> Any:
     copied = copy.deepcopy(original)
     copied.set_attn_implementation("eager")
     return copied
+
+
+@functools.cache
+def expected(name: str, call: Callable[[Any, Tensor], Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """What the model's own attention gives, in its own precision and in float64."""
+    x = tokens(2, length)
+    with torch.no_grad():
+        rounded = call(eager(name), x)
+        with Float64():
+            return rounded, call(exact(name), x)
 
 
 def tokens(batch: int, length: int, seed: int = 1) -> Tensor:

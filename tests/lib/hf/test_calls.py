@@ -12,6 +12,7 @@ import closecall
 import families
 from calls import CALLS, LENGTH, PACKED, generate, left_padding, padded
 from closecall.hf.masks import mask_function, segment_ids
+from engines import pairs
 from families import Float64, assert_close, tokens
 
 EVERYTHING = closecall.policy("topk", block=16, tile=16, budget=32)
@@ -19,6 +20,7 @@ SMALL = closecall.policy("router-on-quest", block=16, tile=16, budget=5, tile_fa
 MODELS = ("llama", "qwen3", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_next")
 # What transformers itself refuses.
 IMPOSSIBLE = {("qwen3_next", "assisted")}
+OF_ALL_FAMILIES = ("left_padding", "right_padding", "generate")  # test_families.py has them
 CASES = [(m, c) for m in MODELS for c in CALLS if (m, c) not in IMPOSSIBLE]
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -30,21 +32,21 @@ def sparse(model: Any, call: str, backend: str = "auto", decode: str = "sparse")
         return CALLS[call](model, tokens(2, LENGTH))
 
 
-@pytest.mark.parametrize(("name", "call"), CASES)
+@pytest.mark.parametrize(("name", "call"), [(m, c) for m, c in CASES if c not in OF_ALL_FAMILIES])
 def test_a_budget_that_covers_everything_equals_eager(name: str, call: str) -> None:
-    x = tokens(2, LENGTH)
     with closecall.attach(families.model(name), EVERYTHING) as handle:
-        got = CALLS[call](families.model(name), x)
+        got = CALLS[call](families.model(name), tokens(2, LENGTH))
         ran = [layer["calls"] for layer in handle.stats().values()]
     # A mask that is no causal one is the model's own business; everything else is ours.
     assert all(ran) != (call == "own_mask")
-    rounded = CALLS[call](families.eager(name), x)
-    with Float64():
-        wanted = CALLS[call](families.exact(name), x)
-    assert_close(got, rounded, wanted)
+    assert_close(got, *families.expected(name, CALLS[call], LENGTH))
 
 
-@pytest.mark.parametrize(("name", "call"), [(m, c) for m, c in CASES if c != "own_mask"])
+# Each call with every second model, the others in the next call. All families are in test_families.py.
+SPARSE = pairs(MODELS, [c for c in CALLS if c != "own_mask"], lambda i, j: (i + j) % 2 == 0)
+
+
+@pytest.mark.parametrize(("name", "call"), [case for case in SPARSE if case not in IMPOSSIBLE])
 def test_a_small_budget_equals_the_reference_backend(name: str, call: str) -> None:
     model = families.model(name)
     got, rounded = sparse(model, call), sparse(model, call, "reference")
