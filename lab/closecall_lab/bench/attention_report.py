@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from closecall.policy import Policy
 
-from ..spine.numbers import plural, size, threads, three_digits
+from ..spine.numbers import threads, three_digits
 from ..spine.results import Facts, Measured
 from ..spine.table import Column, Table
 from . import over_context
+from .base import cell_columns, medians_note, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = (
-    Column("context", lambda r: size(r["context"])),
-    Column("type", "dtype", left=True),
-    Column("D", "dim"),
-    Column("threads"),
+    *cell_columns(),
     Column("policy", left=True),
     Column("SDPA ms", lambda r: r["sdpa_ms"] and three_digits(r["sdpa_ms"])),
     Column("ours ms", lambda r: three_digits(r["ms"])),
@@ -51,17 +49,11 @@ def _rows(measured: Measured) -> list[dict[str, Any]]:
     ]
 
 
-def _how(machine: Facts, cell: Facts) -> str:
-    heads = f"{cell['heads']} query heads on {plural(cell['kv_heads'], 'key head')}"
-    return f"{cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
-
-
 def table(machine: Facts, measured: Measured, policies: Sequence[tuple[str, Policy]], warnings: Sequence[str]) -> Table:
     cell, _ = measured[0]
     peaks = sorted({f"{c['dtype']} {r['peak_gflops']:.0f}" for c, r in measured if r["peak_gflops"]})
     forms = sorted({r["sdpa_form"] for _, r in measured if "sdpa_form" in r})
     problems = sorted({r["flex_problem"] for _, r in measured if "flex_problem" in r})
-    rounds = [r["rounds"] for _, r in measured]
     notes = [
         *(f"Warning: {w}" for w in warnings),
         *(str(policy) for _, policy in policies),
@@ -69,13 +61,12 @@ def table(machine: Facts, measured: Measured, policies: Sequence[tuple[str, Poli
         "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
         "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
         "best round: the fastest round's GFLOP/s over the highest register peak seen; the median has the noise in it.",
-        f"Medians of at least {min(rounds)} interleaved rounds; standard normal q, k, v.",
+        medians_note(measured),
         *([f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."] if peaks else []),
         *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
         *(f"No FlexAttention: {problem}" for problem in problems),
     ]
-    title = f"Selection + attention: {machine['cpu']}, {_how(machine, cell)}"
-    return Table(title, COLUMNS, _rows(measured), notes, keys=5)
+    return Table(f"Selection + attention: {where(machine, cell)}", COLUMNS, _rows(measured), notes, keys=5)
 
 
 SERIES = (
@@ -98,8 +89,8 @@ def figures(machine: Facts, measured: Measured, policies: Sequence[tuple[str, Po
                 *([f"{n}t"] if n != counts[0] else []),
             ]
             drawn["-".join(["attention", *more])] = over_context.speedups(
-                title=f"How much faster is {name}?  {machine['cpu']}, {threads(n)}",
-                subtitle=f"selection + attention over a whole prompt; {_how(machine, of_policy[0])}\n{p}",
+                title=f"How much faster is {name} on {threads(n)}?",
+                subtitle=f"selection + attention over a whole prompt; {where(machine, of_policy[0])}\n{p}",
                 rows=of_policy,
                 series=SERIES,
                 panels=("dtype", "dim"),

@@ -13,10 +13,11 @@ import numpy as np
 from closecall.policy import Policy
 
 from ..spine import figure as spine
-from ..spine.numbers import plural, size, threads, three_digits
+from ..spine.numbers import size, threads, three_digits
 from ..spine.results import Facts, Measured
 from ..spine.style import QUIET
 from ..spine.table import Column, Table
+from .base import cell_columns, medians_note, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,10 +143,7 @@ def conclusions(name: Key, rows: Sequence[Row]) -> list[str]:
 
 
 COLUMNS = (
-    Column("context", lambda r: size(r["context"])),
-    Column("type", "dtype", left=True),
-    Column("D", "dim"),
-    Column("threads"),
+    *cell_columns(),
     Column("policy", "name", left=True),
     Column("selection s", lambda r: three_digits(r["selection"])),
     Column("attention s", lambda r: three_digits(r["attention"])),
@@ -180,21 +178,16 @@ def table(machine: Facts, measured: Measured) -> Table:
         "~: measured on rows from the middle of the prompt, which see half of the keys, and multiplied by "
         "context / rows: " + ", ".join(f"{size(n)} on {rows} rows" for n, rows in _multiplied(measured)) + ".",
         "vs SDPA, vs our dense: their time over selection + attention. extra MiB: beyond q, k, v and the output.",
-        f"SDPA is torch's flash kernel: {' or '.join(forms)}. Medians of at least "
-        f"{min(r['rounds'] for _, r in measured)} interleaved rounds; standard normal q, k, v.",
+        f"SDPA is torch's flash kernel: {' or '.join(forms)}.",
+        medians_note(measured),
     ]
     if not _multiplied(measured):
         notes = [line for line in notes if not line.startswith("~")]
-    return Table(f"How cost grows with context: {_where(machine, cell)}", COLUMNS, listed, notes, keys=5)
+    return Table(f"How cost grows with context: {where(machine, cell)}", COLUMNS, listed, notes, keys=5)
 
 
 def _multiplied(measured: Measured) -> list[tuple[int, int]]:
     return sorted({(c["context"], r["dense_rows"]) for c, r in measured if r["dense_rows"] < c["context"]})
-
-
-def _where(machine: Facts, cell: Facts) -> str:
-    heads = f"{plural(cell['heads'], 'query head')} on {plural(cell['kv_heads'], 'key head')}"
-    return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
 def figure(machine: Facts, measured: Measured) -> Figure:
@@ -209,7 +202,7 @@ def figure(machine: Facts, measured: Measured) -> Figure:
     ]
     legend.append(Line2D([], [], color=QUIET, marker="o", markerfacecolor="white", linestyle="--", label="multiplied"))
     made, grid = spine.frame(
-        "How time and memory grow with context", _where(machine, measured[0][0]), 3, len(by_kind), legend
+        "How time and memory grow with context", where(machine, measured[0][0]), 3, len(by_kind), legend
     )
     for across, (name, rows) in enumerate(by_kind.items()):
         dtype, dim, n_threads, policy = name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from closecall import attend, attention, select
+from closecall import attention, select
 from closecall.api import covers_everything
 from closecall.backends import cpu, flex
 from closecall.checks import check_scale
@@ -29,7 +29,7 @@ from ...spine.results import Facts, Measured
 from ...spine.table import Table
 from ...spine.timing import LEAST_ROUNDS, Contender, Samples, interleave
 from .. import attention_report
-from ..base import Benchmark, TensorBenchmark, uncut
+from ..base import Benchmark, TensorBenchmark, select_then_attend, uncut
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,11 +157,7 @@ class _Cell:
     def _ours(self, p: Named, kept: Selection | None, threads: int, suffix: str = "") -> Contender:
         if kept is None:
             return Contender.of(p.name + suffix, lambda: attention(self.q, self.k, self.v, p.policy), threads)
-        steps: dict[str, Callable[..., object]] = {
-            "select": lambda _: select(self.q, self.k, p.policy),
-            "attend": lambda selection: attend(self.q, self.k, self.v, selection),
-        }
-        return Contender(p.name + suffix, steps, threads)
+        return Contender(p.name + suffix, select_then_attend(self.q, self.k, self.v, p.policy), threads)
 
     def _flex(self, kept: dict[str, Selection | None], threads: int) -> list[Contender]:
         torch.compiler.reset()  # every cell is another shape, and torch stops compiling after a few

@@ -15,9 +15,9 @@ from ...spine.inputs import SEED
 from ...spine.numbers import dtype_name, size
 from ...spine.results import Facts, Measured
 from ...spine.table import Table
+from ..base import check_memory
 from . import figures, tables
 from .prefills import Prefills, Profile
-from .shapes import refuse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,9 @@ class ModelProfile(Profile):
 
     def __post_init__(self) -> None:
         for context in self.contexts:
-            refuse(f"{self.loaded.name} at {context} tokens", _bytes_needed(self.loaded.model, context), self.device)
+            needed = _bytes_needed(self.loaded.model, context)
+            what = f"{self.loaded.name} at {context} tokens"
+            check_memory(what, needed, self.device, "use a shorter context, or bf16")
 
     @property
     def warnings(self) -> list[str]:
