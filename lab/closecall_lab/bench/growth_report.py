@@ -122,10 +122,10 @@ def conclusions(name: Key, rows: Sequence[Row]) -> list[str]:
     contexts, chosen, attended, both = (_column(rows, k) for k in ("context", "selection", "attention", "both"))
     fits = {"selection": chosen, "attention": attended, "both": both}
     powers = ", ".join(f"{key} n^{exponent(contexts, t):.2f}" for key, t in fits.items())
-    said = [f"{who}: fitted over {size(int(contexts[0]))} to {size(int(contexts[-1]))}: {powers}."]
+    lines = [f"{who}: fitted over {size(int(contexts[0]))} to {size(int(contexts[-1]))}: {powers}."]
     if (long := [i for i, n in enumerate(contexts) if n >= LONG]) and len(long) > 1:
         power = exponent([contexts[i] for i in long], [both[i] for i in long])
-        said.append(f"{who}: from {size(int(contexts[long[0]]))} on, selection + attention grow like n^{power:.2f}.")
+        lines.append(f"{who}: from {size(int(contexts[long[0]]))} on, selection + attention grow like n^{power:.2f}.")
     if len(rows) > 2:
         grown = Growth.fit(contexts, chosen)
         at = matters(grown, Growth.fit(contexts, attended))
@@ -135,11 +135,11 @@ def conclusions(name: Key, rows: Sequence[Row]) -> list[str]:
             else f"from {at / 1024:,.0f}K tokens on"
             + ("" if contexts[0] <= at <= contexts[-1] else " (beyond what was measured)")
         )
-        said.append(
+        lines.append(
             f"{who}: selection's quadratic part is {MATTERS:.0%} of attention + selection {where}; fitted as "
             f"{grown.linear:.3g} n + {grown.quadratic:.3g} n^2 seconds."
         )
-    return said
+    return lines
 
 
 COLUMNS = (
