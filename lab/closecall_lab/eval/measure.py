@@ -17,7 +17,8 @@ from closecall.hf.attach import attach
 from closecall.models.load import LoadedModel
 from closecall.policy import Policy
 
-from ..tasks.example import Encoded, Example, Task, answer_tokens, encode_example, gold_blocks
+from ..tasks.base import BaseTask
+from ..tasks.example import Encoded, Example, answer_tokens, encode_example, gold_blocks
 from ..tasks.scoring import choice_in, choice_tokens, choose
 from . import asking
 from .asking import Outcome
@@ -27,7 +28,7 @@ from .store import Run
 from .subject import Subject
 
 
-def measure(subject: Subject, task: Task, example: Example, policy: Policy | Applied) -> Run:
+def measure(subject: Subject, task: BaseTask, example: Example, policy: Policy | Applied) -> Run:
     """Runs the example under the policy and scores every question."""
     applied = policy if isinstance(policy, Applied) else Applied(policy)
     encoded = encode_example(subject.loaded.tokenizer, example)
@@ -124,7 +125,7 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     return {int(t) for t in (*listed, tokenizer.eos_token_id) if t is not None}
 
 
-def _judge(task: Task, example: Example, i: int, outcome: Outcome) -> dict[str, Any]:
+def _judge(task: BaseTask, example: Example, i: int, outcome: Outcome) -> dict[str, Any]:
     """The score of question i, and how far its gold blocks were kept, over all layers."""
     question, output = example.questions[i], outcome.outputs[i]
     score = float(task.score(example, question, output))

@@ -56,23 +56,26 @@ def wilson(correct: ArrayLike, level: float = LEVEL) -> Estimate:
     return Estimate(hits / n, float(low), float(high), n)
 
 
-@dataclass(frozen=True)
-class PairedRecall:
-    """The share that a policy answers of the n_dc questions that dense answers correctly (NaN where n_dc is 0)."""
+def share(correct: ArrayLike, clusters: Sequence[Hashable]) -> Estimate:
+    """Accuracy with Wilson's interval, or with one over contexts where questions share them.
 
-    recall: float
-    low: float
-    high: float
-    n_dc: int
-    n: int
+    All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
+    """
+    answers, contexts = _bools(correct, "correct"), len(set(clusters))
+    if contexts == len(answers):
+        return wilson(answers)
+    if answers.all() or not answers.any():
+        return dataclasses.replace(wilson(answers[:1].repeat(contexts)), n=len(answers))
+    return clustered(answers, clusters)
 
 
-def paired_recall(dense: ArrayLike, sparse: ArrayLike, level: float = LEVEL) -> PairedRecall:
+def paired_recall(dense: ArrayLike, sparse: ArrayLike, clusters: Sequence[Hashable]) -> Estimate:
+    """The share that a policy answers of the n_dc questions that dense answers correctly; NaN where n_dc, `n`, is 0."""
     reference, answers = _pair(dense, sparse)
     if not reference.any():
-        return PairedRecall(float("nan"), float("nan"), float("nan"), 0, len(reference))
-    kept = wilson(answers[reference], level)
-    return PairedRecall(kept.value, kept.low, kept.high, kept.n, len(reference))
+        return Estimate(float("nan"), float("nan"), float("nan"), 0)
+    asked_of = [c for c, right in zip(clusters, reference, strict=True) if right]
+    return share(answers[reference], asked_of)
 
 
 def discordant(a: ArrayLike, b: ArrayLike) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from ..tasks.scoring import choice_in
 from . import statistics
 from .matched import TOLERANCE, Applied
 from .spec import CONTROLS, Spec
-from .statistics import Comparison, Decomposition, Estimate, PairedRecall
+from .statistics import Comparison, Decomposition, Estimate
 from .store import Row, Store
 
 Variant = tuple[str, int]  # policy and budget
@@ -33,7 +33,7 @@ class Line:
     examples: int
     accuracy: Estimate  # Wilson, questions taken as independent
     score: Estimate  # mean score, bootstrap over contexts
-    paired: PairedRecall | None
+    paired: Estimate | None  # of the questions that dense answers, the share answered too
     effective_budget: float
     kept_fraction: float
     trigger_rate: float | None  # None of a policy that triggers no tiles, and so is the next
@@ -83,6 +83,9 @@ class Group:
     def correct(self, variant: Variant) -> list[int]:
         return [int(a["correct"]) for row in self.rows[variant] for a in row.run.answers]
 
+    def paired(self, variant: Variant) -> Estimate:
+        return statistics.paired_recall(self.correct(("dense", 0)), self.correct(variant), self.clusters)
+
     def letters(self, variant: Variant) -> list[int]:
         """Whether the likeliest letter of each multiple choice was the right one. Empty for other tasks."""
         answers = [a for row in self.rows[variant] for a in row.run.answers]
@@ -109,14 +112,13 @@ class Group:
         correct = self.correct(variant)
         letters = self.letters(variant)
         triggers = Spec.parse(variant[0]).triggers
-        dense = ("dense", 0)
         return Line(
             *variant,
             tile_budget=rule.tile_budget if "/matched" not in variant[0] else None,
             examples=len(rows),
             accuracy=statistics.wilson(correct),
             score=statistics.clustered(self.scores(variant), self.clusters),
-            paired=statistics.paired_recall(self.correct(dense), correct) if dense in self.rows else None,
+            paired=self.paired(variant) if ("dense", 0) in self.rows else None,
             effective_budget=_mean([run.effective_budget for run in runs]),
             kept_fraction=_mean([run.kept_fraction for run in runs]),
             trigger_rate=_some([x for run in runs for x in run.layers["trigger_rate"]]) if triggers else None,
@@ -275,8 +277,8 @@ _LINE = (
     Column("score"),
     Column("by logits"),
     Column("no letter", spec=".0%"),
-    Column("paired", "paired.recall", ".2f"),
-    Column("n_dc", "paired.n_dc"),
+    Column("paired", "paired.value", ".2f"),
+    Column("n_dc", "paired.n"),
     Column("triggered", "trigger_rate", ".0%"),
     Column("asked tile", "asked_triggered", ".0%"),
     Column("hit", spec=".2f"),

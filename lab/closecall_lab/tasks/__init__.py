@@ -6,14 +6,14 @@ from typing import Any
 
 from . import code, longbench, pointer_chase, probe, ruler, text, tracking, words
 from .base import TASKS, BaseTask, build
-from .example import Encoded, Example, Question, Task, answer_tokens, encode, encode_example, gold_blocks, tokens_of
+from .example import Encoded, Example, Question, answer_tokens, encode, encode_example, gold_blocks, tokens_of
 from .scoring import choice_in, choice_tokens, choose
 
 __all__ = [
+    "BaseTask",
     "Encoded",
     "Example",
     "Question",
-    "Task",
     "answer_tokens",
     "choice_in",
     "choice_tokens",
