@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from closecall_lab.report import figures
-from closecall_lab.report.compose import CAPTIONS, LEAD, drawn, setting_section
-from closecall_lab.spine.files import slug
+from closecall_lab.report.compose import LEAD, drawn, setting_section
 from closecall_lab.spine.page import Page, Section
 
 from . import beside
@@ -25,12 +23,6 @@ def reproduction(outcome: Outcome) -> Page:
     for model in gathered.models:
         settings = gathered.of(model)
         made, about = drawn(model, settings)
-        if plan.experiment.name == "pareto" and made:
-            stem = f"pareto-{slug(model)}"
-            made, about = (
-                {stem: figures.pareto(model, settings)} | made,
-                {stem: f"{CAPTIONS['pareto']}, {model}"} | about,
-            )
         pictures |= made
         captions |= about
         sections.append(Section(f"Everything measured: {model}", figures=list(made)))

@@ -24,7 +24,6 @@ CAPTIONS = {
     "split": "Budget and selectivity parts of the router's lift",
     "hits": "Hit rate of gold blocks by layer",
     "triggers": "Share of triggered tiles by layer",
-    "pareto": "Accuracy over prefill time",
 }
 
 

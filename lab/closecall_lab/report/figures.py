@@ -225,33 +225,6 @@ def _layers(axes: Axes, setting: Setting) -> None:
     axes.set_xlim(layers[0] - 0.3, layers[-1] + 0.3)
 
 
-def pareto(model: str, settings: Sequence[Setting]) -> Figure:
-    """Accuracy over the prefill's time as a part of dense's."""
-    styles = _looks(settings)
-
-    def draw(axes: Axes, setting: Setting) -> None:
-        for f in setting.findings:
-            if f.prefill_vs_dense is None:
-                continue
-            look, y = styles[f.spec], f.accuracy
-            axes.errorbar(f.prefill_vs_dense, y.value, yerr=_bars(y), color=look.colour, elinewidth=1, alpha=0.55)
-            axes.plot(
-                [f.prefill_vs_dense], [y.value], look.marker, color=look.colour, markerfacecolor=look.fill, zorder=3,
-                markersize=6, clip_on=False,
-            )  # fmt: skip
-        axes.axvline(1, color=INK, linewidth=1, zorder=2)
-        axes.set_xlim(left=0)
-        shares(axes)
-
-    legend = [handle(look, linestyle="") for look in styles.values()]
-    return _panels(
-        f"Speed and accuracy: {model}",
-        "prefill time over dense's, median over examples, measured in the same run; "
-        + _tile_budgets(_findings(settings)),
-        settings, legend, draw, ("prefill time, as a part of dense's", "accuracy"),
-    )  # fmt: skip
-
-
 def of(model: str, settings: Sequence[Setting]) -> dict[str, Figure]:
     """Every picture there is something to show in, by kind."""
     shown = [s for s in settings if s.findings]
