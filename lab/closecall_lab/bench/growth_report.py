@@ -34,9 +34,7 @@ Key = tuple[str, int, int, str]  # type, head dim, threads, policy
 
 def exponent(contexts: Sequence[float], seconds: Sequence[float]) -> float:
     """The slope of log seconds over log context, by least squares."""
-    x, y = np.log(contexts), np.log(seconds)
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / (x * x).sum())
+    return float(np.polyfit(np.log(contexts), np.log(seconds), 1)[0])
 
 
 def local(contexts: Sequence[float], seconds: Sequence[float]) -> list[float | None]:
@@ -58,14 +56,12 @@ class Growth:
     @classmethod
     def fit(cls, contexts: Sequence[float], seconds: Sequence[float]) -> Growth:
         """Least squares of relative errors, so that the shortest context counts as much as the longest."""
+        from scipy.optimize import nnls  # type: ignore[import-untyped]
+
         n, t = np.asarray(contexts, float), np.asarray(seconds, float)
         terms = np.stack([n / t, n * n / t], 1)
-        one = np.ones(len(n))
-        linear, quadratic = np.linalg.lstsq(terms / n.max(), one, rcond=None)[0] / n.max()
-        if linear < 0 or quadratic < 0:  # the better of the two alone
-            alone = [float(terms[:, i] @ one / (terms[:, i] @ terms[:, i])) for i in (0, 1)]
-            errors = [float(((terms[:, i] * alone[i] - 1) ** 2).sum()) for i in (0, 1)]
-            linear, quadratic = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+        sizes = np.linalg.norm(terms, axis=0)
+        linear, quadratic = nnls(terms / sizes, np.ones(len(n)))[0] / sizes
         return cls(float(linear), float(quadratic))
 
     def at(self, n: float) -> float:

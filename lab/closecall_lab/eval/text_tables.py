@@ -8,6 +8,7 @@ from typing import Any
 
 from closecall.registry import unknown
 
+from ..spine.numbers import known_mean
 from ..spine.table import Column, Table
 from . import statistics
 from .statistics import Estimate
@@ -37,13 +38,9 @@ def lines(group: Group) -> list[dict[str, Any]]:
         texts = [values(group, variant, measure) for measure in MEASURES]
         estimates = (statistics.clustered(v, range(len(v))) for v in texts)
         parts = [row.run.answers[0]["kl_by_part"] for row in group.rows[variant]]
-        rows.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": _means(parts)})
+        by_part = [known_mean(part) for part in zip(*parts, strict=True)]
+        rows.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": by_part})
     return rows
-
-
-def _means(texts: Sequence[Sequence[float | None]]) -> list[float | None]:
-    columns = ([x for x in column if x is not None] for column in zip(*texts, strict=True))
-    return [sum(column) / len(column) if column else None for column in columns]
 
 
 def tables(group: Group, name: str) -> list[Table]:

@@ -21,7 +21,7 @@ from ..eval.spec import CONTROLS, Spec
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import SEMANTICS, Row, Store
 from ..eval.summary import Group, Line, Split, Variant
-from ..spine.numbers import size
+from ..spine.numbers import known_mean, size
 
 DENSE: Variant = ("dense", 0)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
@@ -274,13 +274,7 @@ def _finding(group: Group, line: Line) -> Finding:
 
 
 def _by_layer(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
-    columns = zip(*lists, strict=True)
-    return [_mean(column) for column in columns]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return sum(there) / len(there) if there else None
+    return [known_mean(column) for column in zip(*lists, strict=True)]
 
 
 def _by_hop(rows: Sequence[Row]) -> list[float]:

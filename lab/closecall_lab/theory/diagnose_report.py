@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..spine.numbers import known_mean
 from ..spine.table import Column, Table
 from .analysis import BY_TILE, Scales, ScorerDiagnosis, analyse
 from .dump import Dump
@@ -37,8 +38,7 @@ def setting(facts: dict[str, Any]) -> str:
 
 
 def _mean(scales: Sequence[Scales], name: str) -> float | None:
-    known = [x for s in scales if not math.isnan(x := getattr(s, name))]
-    return float(np.mean(known)) if known else None
+    return known_mean(getattr(s, name) for s in scales)
 
 
 def _median_bound(scales: Sequence[Scales], name: str) -> float | None:

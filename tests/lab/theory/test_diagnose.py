@@ -345,7 +345,6 @@ def test_noise_is_a_root_mean_square_by_head() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
 def test_ranks_correlations_and_auc_are_scipys(pairs: list[tuple[int, int]]) -> None:
     x, y = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
-    assert signals.ranks(x).tolist() == scipy.stats.rankdata(x).tolist()
     mine = signals.spearman(x, y)
     if len(set(x)) > 1 and len(set(y)) > 1:
         assert mine == pytest.approx(scipy.stats.spearmanr(x, y).statistic)

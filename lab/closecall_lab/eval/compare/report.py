@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...spine.numbers import three_digits
+from ...spine.numbers import p_text, three_digits
 from ...spine.table import Column, Table
 from ..matched import TOLERANCE
 from ..summary import Group, Line, where
@@ -17,10 +17,6 @@ from .ring import LEVEL, Answers, Bout, Captured, Duel, Score, Tally
 FAIR = f"A policy that keeps over {TOLERANCE:.1%} more than its rival on some example is shown, and not tested."
 KEEPS = "keeps: blocks, of those its rival keeps, as measured."
 VERDICT = f"better, worse: Holm-corrected p below {LEVEL:g}, by sign flips of whole contexts."
-
-
-def _p(value: float | None) -> str | None:
-    return None if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def _signed(value: float | None) -> str | None:
@@ -66,8 +62,8 @@ def duel_table(duels: Sequence[Duel], title: str) -> Table:
         Column("difference", "comparison.difference"),
         Column("wins", "comparison.wins"),
         Column("losses", "comparison.losses"),
-        Column("p", lambda r: r.comparison and _p(r.comparison.cluster)),
-        Column("Holm", lambda r: r.comparison and _p(r.comparison.cluster_holm)),
+        Column("p", lambda r: r.comparison and p_text(r.comparison.cluster)),
+        Column("Holm", lambda r: r.comparison and p_text(r.comparison.cluster_holm)),
         Column("verdict", left=True),
     )
     notes = (f"{KEEPS} wins: questions only the policy answers.", FAIR, VERDICT)
@@ -117,11 +113,11 @@ def bout_table(bouts: Sequence[Bout], title: str) -> Table:
         Column("error", lambda r: f"{r.error.value:+.4f}" if r.spent.fair else None),
         Column("wins", lambda r: r.wins if r.spent.fair else None),
         Column("losses", lambda r: r.losses if r.spent.fair else None),
-        Column("Holm p", lambda r: _p(r.p) if r.spent.fair else None),
+        Column("Holm p", lambda r: p_text(r.p) if r.spent.fair else None),
         Column("hit", lambda r: _signed(r.hit) if r.spent.fair else None),
-        Column("Holm p", lambda r: _p(r.p_hit) if r.spent.fair else None),
+        Column("Holm p", lambda r: p_text(r.p_hit) if r.spent.fair else None),
         Column("gold mass", lambda r: _signed(r.gold) if r.spent.fair else None),
-        Column("Holm p", lambda r: _p(r.p_gold) if r.spent.fair else None),
+        Column("Holm p", lambda r: p_text(r.p_gold) if r.spent.fair else None),
         Column("verdict by error", "verdict", left=True),
     )
     notes = (f"{KEEPS} error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ...spine.numbers import known_mean
 from .. import runner, statistics, summary
 from ..grid import Grid, Job
 from ..matched import TOLERANCE
@@ -307,7 +308,7 @@ class Captured:
             here = [r for r in rows if task in (None, r.task) and layer in (None, r.layer)]
             if here:
                 budgets = [r.quality.effective_budget for r in here]
-                means = {name: _mean([read(r) for r in here]) for name, read in MEASURES.items()}
+                means = {name: known_mean(map(read, here)) for name, read in MEASURES.items()}
                 kept, there = _gold(here)
                 gold = {"gold": share(kept, there), "gold_kept": kept, "gold_there": there}
                 listed.append(Score(policy, budget, sum(budgets) / len(budgets), **means, **gold))
@@ -337,11 +338,6 @@ def _gold(rows: Sequence[Row]) -> tuple[float | None, float | None]:
     if not mine:
         return None, None
     return sum(x.gold_kept or 0.0 for x in mine), sum(x.gold_there or 0.0 for x in mine)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [x for x in values if x is not None]
-    return sum(there) / len(there) if there else None
 
 
 def _per_prompt(rows: Sequence[Row], read: Callable[[Row], float | None]) -> dict[Hashable, float]:
