@@ -21,8 +21,7 @@ from ..spec import Spec
 from ..statistics import Comparison, Estimate
 from ..store import Store
 from ..summary import Group, Variant
-from .parts import belongs, check_part, numbers
-from .quality import Row, share
+from .quality import Row, belongs, check_part, numbers, share
 
 LEVEL = 0.05  # Holm-corrected: below it a difference is called one
 
