@@ -11,7 +11,6 @@ from closecall.registry import unknown
 from ..spine.numbers import known_mean
 from ..spine.table import Column, Table
 from . import statistics
-from .statistics import Estimate
 from .summary import KEPT, Group, Variant, label, where
 
 MEASURES = {"kl": "KL to dense, in nats", "loss_change": "change in loss", "agreement": "agreement of the first choice"}
@@ -89,17 +88,12 @@ def _compare(group: Group, pairs: Sequence[tuple[Variant, Variant]]) -> list[dic
     return [c | {"p": p} for c, p in zip(compared, corrected, strict=True)]
 
 
-def _fine(estimate: Estimate) -> str:
-    """Writes an estimate with four digits behind the point, because texts differ by little."""
-    bounds = "" if estimate.low != estimate.low else f" [{estimate.low:.4f}, {estimate.high:.4f}]"
-    return f"{estimate.value:.4f}{bounds}"
-
-
+# Four digits behind the point, because texts differ by little.
 _LINE = (
     *KEPT,
-    Column("KL", lambda r: _fine(r["kl"])),
-    Column("loss change", lambda r: _fine(r["loss_change"])),
-    Column("agreement", lambda r: _fine(r["agreement"])),
+    Column("KL", lambda r: r["kl"].text(".4f")),
+    Column("loss change", lambda r: r["loss_change"].text(".4f")),
+    Column("agreement", lambda r: r["agreement"].text(".4f")),
     Column("seconds", "wall", ".1f"),
 )
 _NOTES = (
@@ -110,7 +104,7 @@ _NOTES = (
 _COMPARISON = (
     Column("policy", "a", left=True),
     Column("against", "b", left=True),
-    Column("difference", lambda r: _fine(r["difference"])),
+    Column("difference", lambda r: r["difference"].text(".4f")),
     Column("nearer", "better"),
     Column("farther", "worse"),
     Column("p", spec=".3g"),

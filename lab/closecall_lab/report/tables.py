@@ -19,12 +19,7 @@ P_VALUES_SHARED = "by exchanging whole contexts, because questions share them"
 
 def estimate(value: Estimate | None, *, sign: bool = False) -> str | None:
     """0.75 [0.30, 0.95]; nothing where there was nothing to divide by."""
-    if value is None or math.isnan(value.value):
-        return None
-    spec = "+.2f" if sign else ".2f"
-    if math.isnan(value.low):
-        return f"{value.value:{spec}}"
-    return f"{value.value:{spec}} [{value.low:{spec}}, {value.high:{spec}}]"
+    return None if value is None or math.isnan(value.value) else value.text("+.2f" if sign else ".2f")
 
 
 def p_values(setting: Setting, test: Comparison) -> tuple[float, float]:

@@ -22,9 +22,13 @@ class Estimate:
     high: float
     n: int
 
-    def __str__(self) -> str:
+    def text(self, spec: str = ".2f") -> str:
         """Leaves out the interval if there is none, as from a single context."""
-        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
+        interval = "" if math.isnan(self.low) else f" [{self.low:{spec}}, {self.high:{spec}}]"
+        return f"{self.value:{spec}}{interval}"
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:
