@@ -16,11 +16,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from closecall import overrides
 from closecall.hf.attach import attach
 from closecall.policy import Policy
 from closecall.registry import unknown
 from closecall.selection import Selection
 
+from ..tasks.base import read_options
 from ..tasks.example import Example, Question
 from . import lm_eval
 from .kept import Asked, Prefill, Sums, Watch, mean
@@ -29,7 +31,6 @@ from .store import Run
 from .subject import Subject
 
 OWN_LENGTHS = 0  # the context of documents that have their own
-OPTIONS = ("shots", "chat", "metric", "include")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class LmEval:
     include: str = ""
     own_lengths: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.shots is not None and self.shots < 0:
+            raise ValueError(f"shots of {self.task} must be a whole number of at least 0, got {self.shots}")
+
     def check(self) -> None:
         """Raises an error with the near match if lm-eval has no such task."""
         lm_eval.find(self.task, self.include or None)
@@ -56,28 +61,10 @@ class LmEval:
 
     @classmethod
     def parse(cls, text: str) -> LmEval:
-        task, *options = text.removeprefix(lm_eval.PREFIX).split(",")
+        task, _, options = text.removeprefix(lm_eval.PREFIX).partition(",")
         if not task or "=" in task:
             raise ValueError(f"a task of lm-eval is written {lm_eval.PREFIX}NAME,option=value, got {text!r}")
-        settings: dict[str, str] = {}
-        for option in options:
-            key, _, value = option.partition("=")
-            if key not in OPTIONS:
-                raise unknown(f"option of {lm_eval.PREFIX}{task}", key, OPTIONS)
-            if not value or key in settings:
-                raise ValueError(f"{text!r}: an option is written option=value, once, got {option!r}")
-            settings[key] = value
-        if "shots" in settings and not settings["shots"].isdigit():
-            raise ValueError(f"{text!r}: shots must be a whole number of at least 0, got {settings['shots']!r}")
-        if settings.get("chat", "no") not in ("yes", "no"):
-            raise ValueError(f"{text!r}: chat is yes or no, got {settings['chat']!r}")
-        return cls(
-            task,
-            shots=int(settings["shots"]) if "shots" in settings else None,
-            chat=settings.get("chat") == "yes",
-            metric=settings.get("metric", ""),
-            include=settings.get("include", ""),
-        )
+        return cls(task, **read_options(cls, lm_eval.PREFIX + task, overrides.split(options, text)))
 
     def __str__(self) -> str:
         return self._written() + (f",include={self.include}" if self.include else "")

@@ -8,7 +8,7 @@ import random
 import types
 import typing
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,14 +96,18 @@ def check_least(task: BaseTask, **least: int) -> None:
 
 
 def build(name: str, options: dict[str, Any]) -> BaseTask:
-    """The task, with its options checked and, where they are text, read as their type."""
     cls = TASKS[name]
+    return cls(**read_options(cls, name, options))
+
+
+def read_options(cls: type[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks the options of a task, which are its dataclass fields with a default, and reads those that are text."""
     wanted = typing.get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]
+    known = [f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING]
     for key in options:
         if key not in known:
             raise unknown(f"option of task {name!r}", key, known)
-    return cls(**{key: _read(f"{key} of task {name!r}", value, wanted[key]) for key, value in options.items()})
+    return {key: _read(f"{key} of task {name!r}", value, wanted[key]) for key, value in options.items()}
 
 
 def _text(value: Any) -> str:
