@@ -25,10 +25,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
     need(model=args.model)
-    from closecall.models.load import load_model
-
-    from ..profile.model_run import ModelProfile
+    from ..profile.model_run import ModelProfile, load
+    from ..validate.device import Cpu
 
     policies = read(args.policies, (shared.pop("budget"),))
     dtype = None if args.dtype is None else one_of("--dtype", TYPES)(args.dtype)
-    return ModelProfile(loaded=load_model(args.model, dtype=dtype), policies=policies, name="prefill", **shared)
+    return ModelProfile(loaded=load(args.model, dtype, Cpu()), policies=policies, name="prefill", **shared)

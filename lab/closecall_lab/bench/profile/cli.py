@@ -109,16 +109,11 @@ def _model(args: argparse.Namespace) -> Any:
     types = dtypes("--dtypes", args.dtypes) if args.dtypes else (None,)
     if len(types) > 1:
         raise ValueError(f"--dtypes {args.dtypes}: a model is loaded in one type; run the command once for each")
-    from closecall.models.load import load_model, own_name
+    from closecall.models.load import own_name
 
-    from ...eval.subject import Subject
-    from .model_run import ModelProfile
+    from .model_run import ModelProfile, load
 
-    if args.model.split(":")[0] == "probe":
-        loaded = Subject.open(args.model, dtype=types[0]).loaded
-        loaded.model.to(shared["device"].place)
-    else:
-        loaded = load_model(args.model, dtype=types[0], device=shared["device"].place)
+    loaded = load(args.model, types[0], shared["device"])
     return ModelProfile(loaded=loaded, name=f"profile-{files.slug(own_name(loaded.name))}", **shared)
 
 
