@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..eval.spec import Spec
 from ..eval.statistics import Estimate
-from ..spine.figure import LEFT, RIGHT, frame, handle, label, plain, shares
+from ..spine.figure import frame, handle, label, plain, shares, widen
 from ..spine.style import BUDGET, COLOURS, INK, QUIET, SELECTIVITY, Look, looks
 from .gather import DENSE, Finding, Setting, place
 
@@ -127,9 +127,7 @@ def split(model: str, settings: Sequence[Setting]) -> Figure | None:
         "mean score of the router minus top-k's on the same scorer at the same budget; lines: 95% over contexts",
         1, 1, legend, panel=panel,
     )  # fmt: skip
-    figure.set_figwidth(figure.get_figwidth() + 2.2)  # room for the names at the left
-    width = figure.get_figwidth()
-    figure.subplots_adjust(left=(LEFT + 2.2) / width, right=1 - RIGHT / width)
+    widen(figure, 2.2)  # for the names
     axes = grid[0][0]
     plain(axes, "")
     names = []

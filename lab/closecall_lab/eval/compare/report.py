@@ -194,7 +194,7 @@ def answer_tables(answers: Answers, part: str) -> list[Table]:
 
 def as_json(settings: dict[str, Any], answers: Answers | None, captured: Captured | None, costs: Sequence[Cost]) -> str:
     """Everything measured, for other programs."""
-    data: dict[str, Any] = {"closecall_compare": 1, "settings": settings, "costs": [_plain(c) for c in costs]}
+    data: dict[str, Any] = {"closecall_compare": 1, "settings": settings, "costs": _plain(costs)}
     if answers is not None:
         data["answers"] = [
             {
@@ -202,34 +202,37 @@ def as_json(settings: dict[str, Any], answers: Answers | None, captured: Capture
                 "fingerprint": g.model,
                 "task": g.task,
                 "context": g.context,
-                "policies": [_plain(line) for line in g.lines()],
-                "duels": [_plain(d) | {"verdict": d.verdict} for d in duels],
+                "policies": _plain(g.lines()),
+                "duels": _judged(duels),
             }
             for g, duels in zip(answers.groups, answers.duels, strict=True)
         ]
-        data["tallies"] = [_plain(t) for t in answers.tallies]
+        data["tallies"] = _plain(answers.tallies)
         data["over_models"] = [
-            {"task": task, "context": context, "duels": [_plain(d) | {"verdict": d.verdict} for d in duels]}
+            {"task": task, "context": context, "duels": _judged(duels)}
             for (task, context), duels in answers.over_models.items()
         ]
-        data["overall"] = [_plain(d) | {"verdict": d.verdict} for d in answers.overall]
+        data["overall"] = _judged(answers.overall)
     if captured is not None:
         data["captured"] = {
             "prompts": captured.prompts,
             "all": _scores(captured),
             "by_task": {task: _scores(captured, task=task) for task in captured.tasks},
-            "by_layer": {str(n): [_plain(s) for s in captured.scores(layer=n)] for n in captured.layers},
+            "by_layer": {str(n): _plain(captured.scores(layer=n)) for n in captured.layers},
         }
     return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
 
 
 def _scores(captured: Captured, task: str | None = None) -> dict[str, Any]:
-    bouts = [_plain(b) | {"verdict": b.verdict} for b in captured.bouts[task]]
-    return {"policies": [_plain(s) for s in captured.scores(task=task)], "bouts": bouts}
+    return {"policies": _plain(captured.scores(task=task)), "bouts": _judged(captured.bouts[task])}
 
 
-def _plain(found: Any) -> dict[str, Any]:
-    return dataclasses.asdict(found)
+def _plain(records: Sequence[Any]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(record) for record in records]
+
+
+def _judged(pairs: Sequence[Duel | Bout]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(pair) | {"verdict": pair.verdict} for pair in pairs]
 
 
 def _finite(value: Any) -> Any:

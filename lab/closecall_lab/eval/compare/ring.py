@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -280,13 +280,13 @@ class Captured:
 
     rows: list[Row]
     against: list[str]
-    _by: dict[Variant, list[Row]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _by(self) -> dict[Variant, list[Row]]:
         by: dict[Variant, list[Row]] = {}
         for row in self.rows:
             by.setdefault((row.policy, row.budget), []).append(row)
-        object.__setattr__(self, "_by", by)
+        return by
 
     @property
     def tasks(self) -> list[str]:
