@@ -1,7 +1,7 @@
 """What the answers mean: intervals, paired recall, tests between policies, and where a router's lift comes from.
 
 Everything takes answers of the same questions in the same order. Where several questions share a context they stand or
-fall together, so intervals are drawn over contexts, not over questions. The arithmetic is scipy's and statsmodels'.
+fall together, so intervals are drawn over contexts, not over questions. The arithmetic is scipy's.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def wilson(correct: ArrayLike) -> Estimate:
     >>> print(wilson([1, 1, 1, 0]))
     0.75 [0.30, 0.95]
     """
-    from statsmodels.stats.proportion import proportion_confint  # type: ignore[import-untyped]
+    from scipy.stats import binomtest  # type: ignore[import-untyped]
 
     answers = _bools(correct, "correct")
     hits, n = int(answers.sum()), len(answers)
-    low, high = proportion_confint(hits, n, alpha=1 - LEVEL, method="wilson")
-    return Estimate(hits / n, float(low), float(high), n)
+    interval = binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
+    return Estimate(hits / n, float(interval.low), float(interval.high), n)
 
 
 def share(correct: ArrayLike, clusters: Sequence[Hashable]) -> Estimate:
@@ -112,9 +112,10 @@ def _exact(wins: int, losses: int, alternative: str) -> float:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's correction over a family of tests, in the same order."""
-    from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
-
-    return [float(x) for x in multipletests(list(p), method="holm")[1]] if p else []
+    order = np.argsort(p)
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
+    return [float(x) for x in corrected]
 
 
 def clustered(values: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0) -> Estimate:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,7 +266,7 @@ class Store:
 
     def rows(self, **where: str | int | None) -> Iterator[Row]:
         """Cells with their runs, of this semantics version, in a fixed order; `where` are fields of a cell, or None."""
-        query, values = _select(where)
+        query, values = _select(**where)
         width = len(_CELL)
         with self._explained():
             for found in self.connection.execute(query, values):
@@ -279,7 +279,7 @@ class Store:
             return int(self.connection.execute("SELECT count(*) FROM cells").fetchone()[0])
 
 
-def _select(where: Mapping[str, str | int | None]) -> tuple[str, list[str | int]]:
+def _select(**where: str | int | None) -> tuple[str, list[str | int]]:
     for name in where:
         if name not in _CELL:
             raise unknown("field of a cell", name, _CELL)

@@ -55,6 +55,15 @@ def _judged(estimates: Estimate, sets: list[Tensor]) -> tuple[float, float]:
     return avoided, sum(errors) / 2
 
 
+def at_price(estimates: Estimate, extra: Tensor, price: float) -> Allocation:
+    """The Bayes-optimal trigger where one more block costs `price` identification errors: V* > price * extra."""
+    _check_extra(estimates, extra)
+    if not 0 <= price < math.inf:
+        raise ValueError(f"price must be a number of at least 0, identification errors per block, got {price!r}")
+    fired, *halves = (v > price * extra for v in (estimates.value, *estimates.halves))
+    return Allocation(fired, price, int(extra[fired].sum()), *_judged(estimates, halves))
+
+
 def at_cost(estimates: Estimate, extra: Tensor, cost: int) -> Allocation:
     """The best use of `cost` extra blocks: tiles by V* per block until the next no longer fits. `price` is what the
     last block bought."""

@@ -1,7 +1,8 @@
-"""Costs by enumeration, and judged by draws that did not choose."""
+"""Prices and costs by enumeration, and judged by draws that did not choose."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from closecall_lab.theory.gaps import Tiles
 from closecall_lab.theory.monte_carlo import Estimate, estimate
-from closecall_lab.theory.qstar import at_cost, gain
+from closecall_lab.theory.qstar import at_cost, at_price, gain
 
 
 def made_up(value: list[float]) -> Estimate:
@@ -20,6 +21,22 @@ def made_up(value: list[float]) -> Estimate:
 
 
 VALUES = st.lists(st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0]), min_size=1, max_size=7)
+
+
+@given(VALUES, st.data(), st.sampled_from([0.0, 0.05, 0.125, 0.3, 2.0]))
+def test_no_other_choice_is_worth_more_at_a_price(value: list[float], data: st.DataObject, price: float) -> None:
+    extra = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=len(value), max_size=len(value))))
+    found = at_price(made_up(value), extra, price)
+    v = torch.tensor(value)
+
+    def worth(fired: torch.Tensor) -> float:
+        return float(v[fired].sum()) - price * int(extra[fired].sum())
+
+    choices = (torch.tensor(c) for c in itertools.product([False, True], repeat=len(value)))
+    assert worth(found.fired) == pytest.approx(max(map(worth, choices)))
+    assert found.cost == int(extra[found.fired].sum())
+    assert found.avoided == pytest.approx(float(v[found.fired].sum()))
+    assert found.q == pytest.approx(float(found.fired.double().mean()))
 
 
 @given(VALUES, st.integers(0, 20))
@@ -53,11 +70,13 @@ def test_noise_does_not_flatter() -> None:
     assert float(sampled.value[found.fired].sum()) > 600 * truth + 6 * found.error  # what would have flattered
 
 
-def test_costs_that_are_none() -> None:
+def test_what_has_no_price() -> None:
     found = made_up([0.5, 0.5])
+    with pytest.raises(ValueError, match="price must be a number of at least 0"):
+        at_price(found, torch.tensor([1, 1]), math.nan)
     with pytest.raises(ValueError, match="cost must be at least 0"):
         at_cost(found, torch.tensor([1, 1]), -1)
     with pytest.raises(ValueError, match=r"extra must be int64 \[2\]"):
-        at_cost(found, torch.tensor([1]), 1)
+        at_price(found, torch.tensor([1]), 0.1)
     with pytest.raises(ValueError, match="extra must be at least 0, got -1"):
-        at_cost(found, torch.tensor([1, -1]), 1)
+        at_price(found, torch.tensor([1, -1]), 0.1)
