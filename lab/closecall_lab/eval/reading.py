@@ -51,17 +51,16 @@ class Texts:
         reading = read(loaded.model, ids, policy) if policy.rule.needs_scores else dense
         gaps = divergence(loaded.model, dense.hidden, reading.hidden, ids, self.task.positions)
         answer = gaps.summary(len(ids))
-        answer["asked_triggered"] = round(mean([s.last_triggered for s in reading.prefill.layers]), 4)
+        answer["asked_triggered"] = round(mean([s.last_triggered for s in reading.layers]), 4)
         wall = time.perf_counter() - start
-        return reading.prefill.run(self.subject, example, applied, [answer], len(ids), wall)
+        return reading.run(self.subject, example, applied, [answer], len(ids), wall)
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Prefill):
     """One prefill of a text, and what the model made of it."""
 
     hidden: Tensor  # [tokens, width], as the head takes them
-    prefill: Prefill
 
 
 def read(model: Any, ids: list[int], policy: Policy) -> Reading:
@@ -79,7 +78,7 @@ def read(model: Any, ids: list[int], policy: Policy) -> Reading:
         hook.remove()
     (hidden,) = caught
     _check_head(model, hidden[-1:], last)
-    return Reading(hidden, Prefill(seconds, indices, watch.sums(indices, len(ids), policy), notes))
+    return Reading(seconds, indices, watch.sums(indices, len(ids), policy), notes, hidden)
 
 
 def logits_of(model: Any, hidden: Tensor) -> Tensor:
