@@ -103,7 +103,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _exact(wins: int, losses: int, alternative: str) -> float:
-    from scipy.stats import binomtest  # type: ignore[import-untyped]
+    from scipy.stats import binomtest
 
     if wins < 0 or losses < 0:
         raise ValueError(f"discordant counts cannot be negative, got {wins} and {losses}")
