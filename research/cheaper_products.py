@@ -145,7 +145,7 @@ def main() -> None:
     prompts = Capture.open(args.capture).prompts()
     step = max(1, (len(prompts) - 1) // args.prompts)
     layers = prompts[0].layers[:: max(1, len(prompts[0].layers) // args.layers)][: args.layers]
-    found: Found = {}
+    results: Found = {}
     for prompt in prompts[1::step][: args.prompts]:
         before = None
         for index in layers:
@@ -156,9 +156,9 @@ def main() -> None:
                 for name, cost, scores in ways(first, before, policy.rule.tile_budget or 8):
                     kept = plain if scores is exact else selected(layer, policy, scores)
                     result = cost, recall(kept, plain), judge_kept(layer, kept, prompt.asked, dense)
-                    found.setdefault(name, []).append(result)
+                    results.setdefault(name, []).append(result)
             before = plain.kept_mask().any(1, keepdim=True).expand(-1, layer.q.shape[1], -1, -1)
-    print(shown(f"{args.capture}: {policy}; {len(layers) - 1} layers of {args.prompts} prompts", found).text())
+    print(shown(f"{args.capture}: {policy}; {len(layers) - 1} layers of {args.prompts} prompts", results).text())
 
 
 def shown(title: str, found: Found) -> Table:

@@ -9,8 +9,8 @@ from typing import Any
 from closecall_lab.eval.spec import Spec
 from closecall_lab.report import paper, tables
 from closecall_lab.report.gather import Finding, Setting
-from closecall_lab.report.tables import estimate, p_text
-from closecall_lab.spine.numbers import size
+from closecall_lab.report.tables import estimate
+from closecall_lab.spine.numbers import p_text, size
 from closecall_lab.spine.table import Column, Table
 
 from .experiments import CHASE, FIVE, NEEDLE, QS, THRESHOLDS, V1, V2, K

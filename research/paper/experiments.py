@@ -45,109 +45,58 @@ class Experiment:
     data: bool = False
 
 
-def _routers(*overrides: str) -> tuple[str, ...]:
-    return tuple(f"router:{text}" for text in overrides)
+def _needles(*policies: str, contexts: tuple[int, ...] = (32 * K,), budgets: tuple[int, ...] = (33,)) -> Part:
+    return Part((NEEDLE,), contexts, policies, budgets)
 
 
+CONTROLLED = [f"{router}{c}" for router in ("router", "router-on-quest") for c in ("", "/matched", "/random", "/last")]
 EXPERIMENTS = (
     Experiment(
-        "ruler",
-        "accuracy of the five policies on needles with 3 keys, 32K",
-        paper.RULER_WHERE,
-        100,
-        (Part((NEEDLE,), (32 * K,), FIVE),),
+        "ruler", "accuracy of the five policies on needles with 3 keys, 32K",
+        paper.RULER_WHERE, 100, (_needles(*FIVE),),
     ),
     Experiment(
-        "longbench-v2",
-        "accuracy and paired recall of the five policies on multiple choice, 32K (needs data)",
-        paper.LONGBENCH_V2_WHERE,
-        215,
-        (Part((V2,), (32 * K,), FIVE),),
-        data=True,
+        "longbench-v2", "accuracy and paired recall of the five policies on multiple choice, 32K (needs data)",
+        paper.LONGBENCH_V2_WHERE, 215, (Part((V2,), (32 * K,), FIVE),), data=True,
     ),
     Experiment(
-        "pareto",
-        "accuracy and wall time against dense as the context grows, 32K to 128K",
-        paper.PARETO_WHERE,
-        100,
-        (Part((NEEDLE,), (32 * K, 64 * K, 128 * K), FIVE),),
+        "pareto", "accuracy and wall time against dense as the context grows, 32K to 128K",
+        paper.PARETO_WHERE, 100, (_needles(*FIVE, contexts=(32 * K, 64 * K, 128 * K)),),
     ),
     Experiment(
-        "budget-match",
-        "how much of the router's lift is budget, how much selectivity",
-        paper.BUDGET_MATCH_WHERE,
-        100,
-        (
-            Part(
-                (NEEDLE,),
-                (32 * K,),
-                (
-                    "dense", "topk", "quest",
-                    *(f"{r}{c}" for r in ("router", "router-on-quest") for c in ("", "/matched", "/random", "/last")),
-                ),
-            ),
-            Part((NEEDLE,), (32 * K,), ("quest",), (33, 40, 47, 52, 66)),
-        ),
+        "budget-match", "how much of the router's lift is budget, how much selectivity",
+        paper.BUDGET_MATCH_WHERE, 100,
+        (_needles("dense", "topk", "quest", *CONTROLLED), _needles("quest", budgets=(33, 40, 47, 52, 66))),
     ),
     Experiment(
-        "pch",
-        "hit rate and time on the pointer-chase haystack, 3 hops, 8K to 64K",
-        paper.PCH_WHERE,
-        30,
-        tuple(
-            Part((CHASE,), (context,), ("dense", "topk", "router:q=0.1"), (budget,))
-            for context, budget in paper.PCH_BUDGET.items()
-        ),
+        "pch", "hit rate and time on the pointer-chase haystack, 3 hops, 8K to 64K", paper.PCH_WHERE, 30,
+        tuple(Part((CHASE,), (c,), ("dense", "topk", "router:q=0.1"), (b,)) for c, b in paper.PCH_BUDGET.items()),
     ),
     Experiment(
-        "q-sweep",
-        "paired recall as the router triggers 10% to 40% of the tiles",
-        paper.Q_SWEEP_WHERE,
-        30,
-        (Part((NEEDLE,), (32 * K,), ("dense", "topk", *_routers(*(f"q={q}" for q in QS)))),),
+        "q-sweep", "paired recall as the router triggers 10% to 40% of the tiles",
+        paper.Q_SWEEP_WHERE, 30, (_needles("dense", "topk", *(f"router:q={q}" for q in QS)),),
     ),
     Experiment(
-        "per-cell-trigger",
-        "a rejected trigger: the least decided cells instead of tiles",
-        paper.PER_CELL_WHERE,
-        30,
-        (
-            Part(
-                (NEEDLE,),
-                (32 * K,),
-                ("dense", "topk", *_routers(*(x for q in QS for x in (f"q={q}", f"q={q},trigger=per-cell")))),
-            ),
-        ),
+        "per-cell-trigger", "a rejected trigger: the least decided cells instead of tiles", paper.PER_CELL_WHERE, 30,
+        (_needles("dense", "topk", *(f"router:q={q}{t}" for q in QS for t in ("", ",trigger=per-cell"))),),
     ),
     Experiment(
-        "absolute-trigger",
-        "a rejected trigger: a fixed threshold on the margin, whatever the layer",
-        paper.ABSOLUTE_WHERE,
-        30,
-        (
-            Part(
-                (NEEDLE,),
-                (32 * K,),
-                ("dense", "topk", "router", *_routers(*(f"threshold={t},trigger=absolute" for t in THRESHOLDS))),
-            ),
-        ),
+        "absolute-trigger", "a rejected trigger: a fixed threshold on the margin, whatever the layer",
+        paper.ABSOLUTE_WHERE, 30,
+        (_needles("dense", "topk", "router", *(f"router:threshold={t},trigger=absolute" for t in THRESHOLDS)),),
     ),
     Experiment(
-        "longbench-v1",
-        "the negative control: prompts that leave the budget room (needs data)",
-        paper.LONGBENCH_V1_WHERE,
-        30,
-        (Part(tuple(V1.values()), (32 * K,), ("dense", "topk", "router")),),
-        data=True,
+        "longbench-v1", "the negative control: prompts that leave the budget room (needs data)",
+        paper.LONGBENCH_V1_WHERE, 30, (Part(tuple(V1.values()), (32 * K,), ("dense", "topk", "router")),), data=True,
     ),
 )  # fmt: skip
 
 
 def get(name: str) -> Experiment:
-    found = next((e for e in EXPERIMENTS if e.name == name), None)
-    if found is None:
-        raise unknown("experiment", name, (e.name for e in EXPERIMENTS))
-    return found
+    by_name = {e.name: e for e in EXPERIMENTS}
+    if name not in by_name:
+        raise unknown("experiment", name, by_name)
+    return by_name[name]
 
 
 def listing() -> str:

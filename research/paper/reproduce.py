@@ -104,15 +104,15 @@ class ScaledExperiment:
     @property
     def lead(self) -> list[str]:
         """How this run differs from the paper's."""
-        said = [f"Scaled: {self.sizes}; no budget below {LEAST}."] if self.scale != 1 else []
+        lines = [f"Scaled: {self.sizes}; no budget below {LEAST}."] if self.scale != 1 else []
         swapped = sorted({f"{t} -> {self.task(t)}" for p in self.parts for t in p.tasks} if self.is_probe else ())
-        said += [f"The probes' own tasks take the place of the paper's: {', '.join(swapped)}."] if swapped else []
+        lines += [f"The probes' own tasks take the place of the paper's: {', '.join(swapped)}."] if swapped else []
         if self.n != self.experiment.n and self.experiment.name != "pch":  # of that one the paper tells no n
-            said.append(f"Up to {self.n} examples of each task and context; the paper had {self.experiment.n}.")
+            lines.append(f"Up to {self.n} examples of each task and context; the paper had {self.experiment.n}.")
         entry = known_models.find(self.model)
         if entry is not None and entry.name in paper.MODELS:
-            said.append(f"{entry.name} is the paper's {paper.MODELS[entry.name]}.")
-        return said
+            lines.append(f"{entry.name} is the paper's {paper.MODELS[entry.name]}.")
+        return lines
 
 
 def _range(values: Iterable[int], write: Callable[[int], str]) -> str:

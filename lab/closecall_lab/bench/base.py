@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
 
 from closecall import info
-from closecall.api import covers_everything
+from closecall.api import attend, covers_everything, select
 from closecall.backends import cpu
 from closecall.geometry import plan
 from closecall.policy import Policy
+from closecall.summaries import Summaries
 
 from ..spine import figure, files
 from ..spine.interrupt import interruptible
-from ..spine.numbers import size, threads
+from ..spine.numbers import plural, size, threads
 from ..spine.progress import countdown, say, written
 from ..spine.results import Facts, Measured, Store
-from ..spine.table import Table
+from ..spine.table import Column, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from .validate.device import Device
 
 
 class Benchmark(ABC):
@@ -107,9 +112,38 @@ class TensorBenchmark(Benchmark):
         """Guesses for one row over a cache; benchmarks of whole prompts guess themselves."""
         return float(cell["seconds"] + cell["context"] * cell["kv_heads"] * cell["dim"] / 1e8)
 
-    def where(self, machine: Facts, cell: Facts) -> str:
-        heads = f"{self.heads} query heads on {self.kv_heads} key head{'s' if self.kv_heads > 1 else ''}"
-        return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}; {heads}"
+
+def where(machine: Facts, cell: Facts) -> str:
+    """The machine and the shape of the tensors, for headings."""
+    heads = f"{plural(cell['heads'], 'query head')} on {plural(cell['kv_heads'], 'key head')}"
+    return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
+
+
+def cell_columns(context: str = "context") -> tuple[Column, ...]:
+    """The columns that name a cell of a `TensorBenchmark`."""
+    length = Column(context, lambda r: size(r["context"]))
+    return length, Column("type", "dtype", left=True), Column("D", "dim"), Column("threads")
+
+
+def medians_note(measured: Measured) -> str:
+    return f"Medians of at least {min(r['rounds'] for _, r in measured)} interleaved rounds; standard normal q, k, v."
+
+
+def select_then_attend(
+    q: Tensor, k: Tensor, v: Tensor, policy: Policy, summaries: Summaries | None = None
+) -> dict[str, Callable[[Any], Any]]:
+    """The two steps of sparse attention, to be timed apart."""
+    return {
+        "select": lambda _: select(q, k, policy, summaries=summaries),
+        "attend": lambda selection: attend(q, k, v, selection),
+    }
+
+
+def check_memory(what: str, needed: int, device: Device, remedy: str) -> None:
+    """Refuses a measurement for which the device has too little free memory, before anything is allocated."""
+    free = device.free_bytes()
+    if free is not None and needed > free:
+        raise ValueError(f"{what} needs about {needed:,} bytes of memory and {free:,} are there: {remedy}")
 
 
 def tier() -> str | None:

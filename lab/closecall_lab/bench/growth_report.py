@@ -13,10 +13,11 @@ import numpy as np
 from closecall.policy import Policy
 
 from ..spine import figure as spine
-from ..spine.numbers import plural, size, threads, three_digits
+from ..spine.numbers import size, threads, three_digits
 from ..spine.results import Facts, Measured
 from ..spine.style import QUIET
 from ..spine.table import Column, Table
+from .base import cell_columns, medians_note, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,9 +34,7 @@ Key = tuple[str, int, int, str]  # type, head dim, threads, policy
 
 def exponent(contexts: Sequence[float], seconds: Sequence[float]) -> float:
     """The slope of log seconds over log context, by least squares."""
-    x, y = np.log(contexts), np.log(seconds)
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / (x * x).sum())
+    return float(np.polyfit(np.log(contexts), np.log(seconds), 1)[0])
 
 
 def local(contexts: Sequence[float], seconds: Sequence[float]) -> list[float | None]:
@@ -57,14 +56,12 @@ class Growth:
     @classmethod
     def fit(cls, contexts: Sequence[float], seconds: Sequence[float]) -> Growth:
         """Least squares of relative errors, so that the shortest context counts as much as the longest."""
+        from scipy.optimize import nnls  # type: ignore[import-untyped]
+
         n, t = np.asarray(contexts, float), np.asarray(seconds, float)
         terms = np.stack([n / t, n * n / t], 1)
-        one = np.ones(len(n))
-        linear, quadratic = np.linalg.lstsq(terms / n.max(), one, rcond=None)[0] / n.max()
-        if linear < 0 or quadratic < 0:  # the better of the two alone
-            alone = [float(terms[:, i] @ one / (terms[:, i] @ terms[:, i])) for i in (0, 1)]
-            errors = [float(((terms[:, i] * alone[i] - 1) ** 2).sum()) for i in (0, 1)]
-            linear, quadratic = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+        sizes = np.linalg.norm(terms, axis=0)
+        linear, quadratic = nnls(terms / sizes, np.ones(len(n)))[0] / sizes
         return cls(float(linear), float(quadratic))
 
     def at(self, n: float) -> float:
@@ -121,10 +118,10 @@ def conclusions(name: Key, rows: Sequence[Row]) -> list[str]:
     contexts, chosen, attended, both = (_column(rows, k) for k in ("context", "selection", "attention", "both"))
     fits = {"selection": chosen, "attention": attended, "both": both}
     powers = ", ".join(f"{key} n^{exponent(contexts, t):.2f}" for key, t in fits.items())
-    said = [f"{who}: fitted over {size(int(contexts[0]))} to {size(int(contexts[-1]))}: {powers}."]
+    lines = [f"{who}: fitted over {size(int(contexts[0]))} to {size(int(contexts[-1]))}: {powers}."]
     if (long := [i for i, n in enumerate(contexts) if n >= LONG]) and len(long) > 1:
         power = exponent([contexts[i] for i in long], [both[i] for i in long])
-        said.append(f"{who}: from {size(int(contexts[long[0]]))} on, selection + attention grow like n^{power:.2f}.")
+        lines.append(f"{who}: from {size(int(contexts[long[0]]))} on, selection + attention grow like n^{power:.2f}.")
     if len(rows) > 2:
         grown = Growth.fit(contexts, chosen)
         at = matters(grown, Growth.fit(contexts, attended))
@@ -134,18 +131,15 @@ def conclusions(name: Key, rows: Sequence[Row]) -> list[str]:
             else f"from {at / 1024:,.0f}K tokens on"
             + ("" if contexts[0] <= at <= contexts[-1] else " (beyond what was measured)")
         )
-        said.append(
+        lines.append(
             f"{who}: selection's quadratic part is {MATTERS:.0%} of attention + selection {where}; fitted as "
             f"{grown.linear:.3g} n + {grown.quadratic:.3g} n^2 seconds."
         )
-    return said
+    return lines
 
 
 COLUMNS = (
-    Column("context", lambda r: size(r["context"])),
-    Column("type", "dtype", left=True),
-    Column("D", "dim"),
-    Column("threads"),
+    *cell_columns(),
     Column("policy", "name", left=True),
     Column("selection s", lambda r: three_digits(r["selection"])),
     Column("attention s", lambda r: three_digits(r["attention"])),
@@ -180,21 +174,16 @@ def table(machine: Facts, measured: Measured) -> Table:
         "~: measured on rows from the middle of the prompt, which see half of the keys, and multiplied by "
         "context / rows: " + ", ".join(f"{size(n)} on {rows} rows" for n, rows in _multiplied(measured)) + ".",
         "vs SDPA, vs our dense: their time over selection + attention. extra MiB: beyond q, k, v and the output.",
-        f"SDPA is torch's flash kernel: {' or '.join(forms)}. Medians of at least "
-        f"{min(r['rounds'] for _, r in measured)} interleaved rounds; standard normal q, k, v.",
+        f"SDPA is torch's flash kernel: {' or '.join(forms)}.",
+        medians_note(measured),
     ]
     if not _multiplied(measured):
         notes = [line for line in notes if not line.startswith("~")]
-    return Table(f"How cost grows with context: {_where(machine, cell)}", COLUMNS, listed, notes, keys=5)
+    return Table(f"How cost grows with context: {where(machine, cell)}", COLUMNS, listed, notes, keys=5)
 
 
 def _multiplied(measured: Measured) -> list[tuple[int, int]]:
     return sorted({(c["context"], r["dense_rows"]) for c, r in measured if r["dense_rows"] < c["context"]})
-
-
-def _where(machine: Facts, cell: Facts) -> str:
-    heads = f"{plural(cell['heads'], 'query head')} on {plural(cell['kv_heads'], 'key head')}"
-    return f"{machine['cpu']}, {cell['tier'] or 'no native code'}, torch {machine['torch']}, {heads}"
 
 
 def figure(machine: Facts, measured: Measured) -> Figure:
@@ -209,7 +198,7 @@ def figure(machine: Facts, measured: Measured) -> Figure:
     ]
     legend.append(Line2D([], [], color=QUIET, marker="o", markerfacecolor="white", linestyle="--", label="multiplied"))
     made, grid = spine.frame(
-        "How time and memory grow with context", _where(machine, measured[0][0]), 3, len(by_kind), legend
+        "How time and memory grow with context", where(machine, measured[0][0]), 3, len(by_kind), legend
     )
     for across, (name, rows) in enumerate(by_kind.items()):
         dtype, dim, n_threads, policy = name

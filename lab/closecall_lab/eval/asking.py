@@ -25,21 +25,18 @@ from closecall.policy import policy as make_policy
 
 from ..tasks.example import Asked as Continuation
 from ..tasks.example import Encoded, Example, encode_ask, gold_blocks
-from .kept import Asked, Sums, Watch, everything, mean
+from .kept import Asked, Prefill, Sums, Watch, mean
 from .matched import Applied
 from .subject import Subject
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one example: the answers as far as they are known, and what every layer kept."""
+    """What came of one example: its prefill, and the answers as far as they are known."""
 
+    prefill: Prefill
     outputs: list[str]  # one for each question
-    choice: str
-    prefill_seconds: float
-    indices: list[int]
-    layers: list[Sums]
-    notes: list[str]
+    choice: str = ""
     asked_budgets: list[float] = field(default_factory=list)  # blocks a tile of each question kept, where it is apart
 
 
@@ -66,7 +63,7 @@ def read(subject: Subject, example: Example, encoded: Encoded, applied: Applied)
         seconds = time.perf_counter() - begin
         indices = list(handle.stats())
         notes = handle.warnings(tokens)
-    layers = [context.layers.get(i) or everything(tokens, applied.policy, 1, []) for i in indices]
+    layers = context.sums(indices, tokens, applied.policy)
     outputs, budgets = [], []
     for i, (question, tail) in enumerate(zip(example.questions, continued, strict=True)):
         gold = gold_blocks(example, question, encoded.offsets, applied.policy.block)
@@ -76,7 +73,7 @@ def read(subject: Subject, example: Example, encoded: Encoded, applied: Applied)
         for layer, sums in zip(layers, asked, strict=True):
             layer.asked_triggered += sums.asked_triggered
             layer.hits += sums.hits
-    return Outcome(outputs, "", seconds, indices, layers, notes, budgets)
+    return Outcome(Prefill(seconds, indices, layers, notes), outputs, asked_budgets=budgets)
 
 
 def _ask(
@@ -92,8 +89,7 @@ def _ask(
     """The words that greedy decoding says to a question as far as they are known, and what its tiles kept."""
     model, tokenizer = subject.loaded.model, subject.loaded.tokenizer
     chosen = applied.for_question(number)
-    asked = [Asked(row=tokens + len(tail.ids) - 1, gold=gold)]
-    watch = Watch(asked, first=tokens)
+    watch = Watch([Asked(row=tokens + len(tail.ids) - 1, gold=gold)], first=tokens)
     with torch.no_grad(), attach(model, chosen, decode="sparse") as handle:  # a prompt goes on, nothing is decoded yet
         handle.watch(watch.see)
         handle.prompt_len = tokens + len(tail.ids)
@@ -106,8 +102,7 @@ def _ask(
             out = model(torch.tensor([tail.answer], device=model.device), past_key_values=cache, use_cache=True)
             best += out.logits[0].argmax(-1).tolist()
     agreed = next((n for n, (a, b) in enumerate(zip(best, tail.answer, strict=False)) if a != b), len(tail.answer))
-    length = tokens + len(tail.ids)
-    sums = [watch.layers.get(i) or everything(length, chosen, 1, asked, first=tokens) for i in indices]
+    sums = watch.sums(indices, tokens + len(tail.ids), chosen)
     return str(tokenizer.decode(best[: agreed + 1], skip_special_tokens=True)), sums
 
 

@@ -15,22 +15,17 @@ from ..spine import files
 from .store import Row, Store
 
 FORMATS = ("csv", "json", "parquet")
-# Names of one type each, so that every format has the same columns whatever the rows are.
-TEXT = (
-    "model", "model_name", "task", "policy", "policy_json", "example", "key", "output", "choice", "layers", "warnings",
-)  # fmt: skip
-WHOLE = ("context", "seed", "number", "budget", "question", "questions", "prompt_tokens", "positions")
-REAL = (
-    "score", "asked_triggered", "asked_budget", "hit", "hit_union", "effective_budget", "kept_fraction", "wall",
-    "prefill_seconds", "kl", "loss", "dense_loss", "agreement",
-)  # fmt: skip
-YES_NO = ("correct", "choice_correct", "unformatted")
-COLUMNS = (
-    "model_name", "model", "task", "context", "seed", "number", "question", "policy", "budget", "score", "correct",
-    "output", "choice", "choice_correct", "unformatted", "asked_triggered", "asked_budget", "hit", "hit_union",
-    "effective_budget", "kept_fraction", "prompt_tokens", "questions", "wall", "prefill_seconds", "policy_json",
-    "example", "key", "layers", "warnings", "positions", "kl", "loss", "dense_loss", "agreement",
-)  # fmt: skip
+# Every column with its type in Parquet, so that a file has the same columns whatever its rows are.
+COLUMNS = {
+    "model_name": "string", "model": "string", "task": "string", "context": "int64", "seed": "int64",
+    "number": "int64", "question": "int64", "policy": "string", "budget": "int64", "score": "float64",
+    "correct": "bool_", "output": "string", "choice": "string", "choice_correct": "bool_", "unformatted": "bool_",
+    "asked_triggered": "float64", "asked_budget": "float64", "hit": "float64", "hit_union": "float64",
+    "effective_budget": "float64", "kept_fraction": "float64", "prompt_tokens": "int64", "questions": "int64",
+    "wall": "float64", "prefill_seconds": "float64", "policy_json": "string", "example": "string", "key": "string",
+    "layers": "string", "warnings": "string", "positions": "int64", "kl": "float64", "loss": "float64",
+    "dense_loss": "float64", "agreement": "float64",
+}  # fmt: skip
 
 
 def flat(store: Store, **where: Any) -> Iterator[dict[str, Any]]:
@@ -38,8 +33,8 @@ def flat(store: Store, **where: Any) -> Iterator[dict[str, Any]]:
     names = {fingerprint: facts["name"] for fingerprint, facts in store.models().items()}
     for row in store.rows(**where):
         for question in range(len(row.run.answers)):
-            found = _flat(row, question) | {"model_name": names.get(row.cell.model)}
-            yield {column: found.get(column) for column in COLUMNS}
+            values = _flat(row, question) | {"model_name": names.get(row.cell.model)}
+            yield {column: values.get(column) for column in COLUMNS}
 
 
 def _flat(row: Row, question: int) -> dict[str, Any]:
@@ -72,7 +67,7 @@ def export(store: Store, path: str | Path, **where: Any) -> int:
 def _csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
     count = 0
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, list(COLUMNS))
         writer.writeheader()
         for row in rows:
             writer.writerow(row)
@@ -95,9 +90,7 @@ def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    types = dict.fromkeys(TEXT, pyarrow.string()) | dict.fromkeys(WHOLE, pyarrow.int64())
-    types |= dict.fromkeys(REAL, pyarrow.float64()) | dict.fromkeys(YES_NO, pyarrow.bool_())
-    schema = pyarrow.schema([(column, types[column]) for column in COLUMNS])
-    listed = list(rows)
-    parquet.write_table(pyarrow.Table.from_pylist(listed, schema=schema), path)
-    return len(listed)
+    schema = pyarrow.schema([(column, getattr(pyarrow, kind)()) for column, kind in COLUMNS.items()])
+    table = pyarrow.Table.from_pylist(list(rows), schema=schema)
+    parquet.write_table(table, path)
+    return int(table.num_rows)

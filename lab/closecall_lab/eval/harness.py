@@ -16,20 +16,21 @@ from typing import Any, ClassVar
 
 import torch
 
+from closecall import overrides
 from closecall.hf.attach import attach
 from closecall.policy import Policy
 from closecall.registry import unknown
 from closecall.selection import Selection
 
+from ..tasks.base import read_options
 from ..tasks.example import Example, Question
 from . import lm_eval
-from .kept import Asked, Sums, Watch, by_layer, everything, mean
+from .kept import Asked, Prefill, Sums, Watch, mean
 from .matched import Applied
 from .store import Run
 from .subject import Subject
 
 OWN_LENGTHS = 0  # the context of documents that have their own
-OPTIONS = ("shots", "chat", "metric", "include")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class LmEval:
     include: str = ""
     own_lengths: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.shots is not None and self.shots < 0:
+            raise ValueError(f"shots of {self.task} must be a whole number of at least 0, got {self.shots}")
+
     def check(self) -> None:
         """Raises an error with the near match if lm-eval has no such task."""
         lm_eval.find(self.task, self.include or None)
@@ -56,28 +61,10 @@ class LmEval:
 
     @classmethod
     def parse(cls, text: str) -> LmEval:
-        task, *options = text.removeprefix(lm_eval.PREFIX).split(",")
+        task, _, options = text.removeprefix(lm_eval.PREFIX).partition(",")
         if not task or "=" in task:
             raise ValueError(f"a task of lm-eval is written {lm_eval.PREFIX}NAME,option=value, got {text!r}")
-        settings: dict[str, str] = {}
-        for option in options:
-            key, _, value = option.partition("=")
-            if key not in OPTIONS:
-                raise unknown(f"option of {lm_eval.PREFIX}{task}", key, OPTIONS)
-            if not value or key in settings:
-                raise ValueError(f"{text!r}: an option is written option=value, once, got {option!r}")
-            settings[key] = value
-        if "shots" in settings and not settings["shots"].isdigit():
-            raise ValueError(f"{text!r}: shots must be a whole number of at least 0, got {settings['shots']!r}")
-        if settings.get("chat", "no") not in ("yes", "no"):
-            raise ValueError(f"{text!r}: chat is yes or no, got {settings['chat']!r}")
-        return cls(
-            task,
-            shots=int(settings["shots"]) if "shots" in settings else None,
-            chat=settings.get("chat") == "yes",
-            metric=settings.get("metric", ""),
-            include=settings.get("include", ""),
-        )
+        return cls(task, **read_options(cls, lm_eval.PREFIX + task, overrides.split(options, text)))
 
     def __str__(self) -> str:
         return self._written() + (f",include={self.include}" if self.include else "")
@@ -129,19 +116,19 @@ class Harness:
 
     def measure(self, example: Example, applied: Applied) -> Run:
         """Has lm-eval answer and score the document while the policy is attached."""
-        policy = applied.policy
-        model, digest = self.subject.loaded.model, example.digest()
+        model, policy = self.subject.loaded.model, applied.policy
         passes = Passes(policy)
         start = time.perf_counter()
         with torch.no_grad(), attach(model, policy) as handle, passes.of(model):
             handle.watch(passes.see)
-            answered = self.documents.answer(*self._places[digest])
+            answered = self.documents.answer(*self._places[example.digest()])
             indices = list(handle.stats())
         wall = time.perf_counter() - start
         if not passes.lengths:
             raise ValueError(f"{example.key} gave the model nothing to read, so there is nothing to measure")
-        notes = handle.warnings(max(passes.lengths))
+        longest = max(passes.lengths)
         layers = passes.layers(indices, model.config.get_text_config().num_attention_heads)
+        prefill = Prefill(passes.seconds, indices, layers, handle.warnings(longest) + self._cut(example))
         metric, score = self._figure(answered)
         answer = {
             "score": round(score, 6),
@@ -150,21 +137,7 @@ class Harness:
             "metric": metric,
             "asked_triggered": round(mean([s.asked_triggered[0] for s in layers]), 4),
         }
-        return Run(
-            model=self.subject.fingerprint,
-            example=digest,
-            policy=policy.to_json(),
-            score=score,
-            correct=int(score >= 1),
-            questions=1,
-            effective_budget=mean([s.kept / s.tiles for s in layers]),
-            kept_fraction=mean([s.kept / s.visible for s in layers]),
-            prompt_tokens=max(passes.lengths),
-            wall=wall,
-            answers=[answer],
-            layers={"prefill_seconds": round(passes.seconds, 4)} | by_layer(indices, layers),
-            warnings=notes + self._cut(example),
-        )
+        return prefill.run(self.subject, example, applied, [answer], longest, wall)
 
     def _figure(self, answered: lm_eval.Answered) -> tuple[str, float]:
         """The metric that counts, and its value. Tasks write -1 where a metric says nothing about a document."""
@@ -226,13 +199,9 @@ class Passes:
 
     def layers(self, indices: Sequence[int], heads: int) -> list[Sums]:
         """The sums of each layer over all passes. One that made no selection left nothing out."""
-        return [
-            _together([
-                watch.layers.get(i) or everything(length, self.policy, heads, watch.asked)
-                for watch, length in zip(self._watches, self.lengths, strict=True)
-            ])
-            for i in indices
-        ]  # fmt: skip
+        passes = zip(self._watches, self.lengths, strict=True)
+        sums = [watch.sums(indices, length, self.policy, heads) for watch, length in passes]
+        return [_together(of_layer) for of_layer in zip(*sums, strict=True)]
 
 
 def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

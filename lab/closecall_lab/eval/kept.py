@@ -12,6 +12,11 @@ from closecall.geometry import plan
 from closecall.policy import Policy
 from closecall.selection import Selection
 
+from ..tasks.example import Example
+from .matched import Applied
+from .store import Run
+from .subject import Subject
+
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
@@ -70,6 +75,10 @@ class Watch:
             ],
         )
 
+    def sums(self, indices: Sequence[int], tokens: int, policy: Policy, heads: int = 1) -> list[Sums]:
+        """Returns every layer's sums. A layer that made no selection left nothing out."""
+        return [self.layers.get(i) or everything(tokens, policy, heads, self.asked, first=self.first) for i in indices]
+
 
 def _held(kept: Tensor, blocks: list[int]) -> list[float]:
     """Returns, for each block, the share of heads whose kept blocks, bool `[H, n_blocks]`, have it."""
@@ -113,3 +122,34 @@ def by_layer(indices: list[int], layers: list[Sums]) -> dict[str, Any]:
     if hops > 1:
         columns["hop_union"] = [[hop(s, k) for s in layers] for k in range(hops)]
     return columns
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One prefill under a policy: its time, what every layer kept, and what there is to remark."""
+
+    seconds: float
+    indices: list[int]  # of the layers
+    layers: list[Sums]
+    notes: list[str]
+
+    def run(
+        self, subject: Subject, example: Example, applied: Applied, answers: list[dict[str, Any]], tokens: int,
+        wall: float,
+    ) -> Run:  # fmt: skip
+        """Makes the run that is stored: the answers of a prompt of so many tokens, and what was kept of it."""
+        return Run(
+            model=subject.fingerprint,
+            example=example.digest(),
+            policy=applied.to_json(),
+            score=mean([a["score"] for a in answers]),
+            correct=sum(a["correct"] for a in answers),
+            questions=len(answers),
+            effective_budget=mean([s.kept / s.tiles for s in self.layers]),
+            kept_fraction=mean([s.kept / s.visible for s in self.layers]),
+            prompt_tokens=tokens,
+            wall=wall,
+            answers=answers,
+            layers={"prefill_seconds": round(self.seconds, 4)} | by_layer(self.indices, self.layers),
+            warnings=self.notes,
+        )

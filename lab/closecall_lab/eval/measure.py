@@ -17,17 +17,18 @@ from closecall.hf.attach import attach
 from closecall.models.load import LoadedModel
 from closecall.policy import Policy
 
-from ..tasks.example import Encoded, Example, Task, answer_tokens, encode_example, gold_blocks
+from ..tasks.base import BaseTask
+from ..tasks.example import Encoded, Example, answer_tokens, encode_example, gold_blocks
 from ..tasks.scoring import choice_in, choice_tokens, choose
 from . import asking
 from .asking import Outcome
-from .kept import Asked, Watch, by_layer, everything, mean
+from .kept import Asked, Prefill, Watch, mean
 from .matched import Applied
 from .store import Run
 from .subject import Subject
 
 
-def measure(subject: Subject, task: Task, example: Example, policy: Policy | Applied) -> Run:
+def measure(subject: Subject, task: BaseTask, example: Example, policy: Policy | Applied) -> Run:
     """Runs the example under the policy and scores every question."""
     applied = policy if isinstance(policy, Applied) else Applied(policy)
     encoded = encode_example(subject.loaded.tokenizer, example)
@@ -39,22 +40,8 @@ def measure(subject: Subject, task: Task, example: Example, policy: Policy | App
         outcome = _read(subject.loaded, example, encoded, applied.policy)
     wall = time.perf_counter() - start
     answers = [_judge(task, example, i, outcome) for i in range(len(example.questions))]
-    layers = outcome.layers
-    return Run(
-        model=subject.fingerprint,
-        example=example.digest(),
-        policy=applied.to_json(),
-        score=sum(a["score"] for a in answers) / len(answers),
-        correct=sum(a["correct"] for a in answers),
-        questions=len(answers),
-        effective_budget=mean([s.kept / s.tiles for s in layers]),
-        kept_fraction=mean([s.kept / s.visible for s in layers]),
-        prompt_tokens=tokens,
-        wall=wall,
-        answers=answers,
-        layers={"prefill_seconds": round(outcome.prefill_seconds, 4)} | by_layer(outcome.indices, layers),
-        warnings=outcome.notes + _too_long(subject.loaded, tokens, example),
-    )
+    outcome.prefill.notes.extend(_too_long(subject.loaded, tokens, example))
+    return outcome.prefill.run(subject, example, applied, answers, tokens, wall)
 
 
 def _too_long(loaded: LoadedModel, tokens: int, example: Example) -> list[str]:
@@ -83,11 +70,10 @@ def _read(loaded: LoadedModel, example: Example, encoded: Encoded, policy: Polic
     with torch.no_grad(), attach(loaded.model, policy) as handle:
         handle.watch(watch.see)
         answered = _answer(loaded, example, encoded.ids, forced)
-        indices = list(handle.stats())
-        notes = handle.warnings(tokens)
-    layers = [watch.layers.get(i) or everything(tokens, policy, 1, asked) for i in indices]
+        indices, notes = list(handle.stats()), handle.warnings(tokens)
     outputs = [answered.forced.get(i, answered.generated) for i in range(len(example.questions))]
-    return Outcome(outputs, answered.choice, answered.prefill_seconds, indices, layers, notes)
+    prefill = Prefill(answered.prefill_seconds, indices, watch.sums(indices, tokens, policy), notes)
+    return Outcome(prefill, outputs, answered.choice)
 
 
 @dataclass(frozen=True)
@@ -139,7 +125,7 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     return {int(t) for t in (*listed, tokenizer.eos_token_id) if t is not None}
 
 
-def _judge(task: Task, example: Example, i: int, outcome: Outcome) -> dict[str, Any]:
+def _judge(task: BaseTask, example: Example, i: int, outcome: Outcome) -> dict[str, Any]:
     """The score of question i, and how far its gold blocks were kept, over all layers."""
     question, output = example.questions[i], outcome.outputs[i]
     score = float(task.score(example, question, output))
@@ -147,10 +133,10 @@ def _judge(task: Task, example: Example, i: int, outcome: Outcome) -> dict[str, 
     if example.choices and question.at is None:
         judged |= {"choice": outcome.choice, "choice_correct": task.score(example, question, outcome.choice) >= 1}
         judged["unformatted"] = choice_in(output, example.choices) is None
-    judged["asked_triggered"] = round(mean([layer.asked_triggered[i] for layer in outcome.layers]), 4)
+    judged["asked_triggered"] = round(mean([layer.asked_triggered[i] for layer in outcome.prefill.layers]), 4)
     if outcome.asked_budgets:
         judged["asked_budget"] = outcome.asked_budgets[i]
-    flat = [block for layer in outcome.layers for span in layer.hits[i] for block in span]
+    flat = [block for layer in outcome.prefill.layers for span in layer.hits[i] for block in span]
     if flat:
         judged |= {"hit": round(mean(flat), 4), "hit_union": round(mean([float(x > 0) for x in flat]), 4)}
     return judged

@@ -20,7 +20,7 @@ from closecall.policy import policy as make_policy
 
 from ..tasks.example import Example, encode_example
 from ..tasks.text import Text
-from .kept import Asked, Sums, Watch, by_layer, everything, mean
+from .kept import Asked, Prefill, Watch, mean
 from .matched import Applied
 from .store import Run
 from .subject import Subject
@@ -51,38 +51,21 @@ class Texts:
         reading = read(loaded.model, ids, policy) if policy.rule.needs_scores else dense
         gaps = divergence(loaded.model, dense.hidden, reading.hidden, ids, self.task.positions)
         answer = gaps.summary(len(ids))
-        return Run(
-            model=self.subject.fingerprint,
-            example=digest,
-            policy=applied.to_json(),
-            score=answer["score"],
-            correct=int(answer["correct"]),
-            questions=1,
-            effective_budget=mean([s.kept / s.tiles for s in reading.layers]),
-            kept_fraction=mean([s.kept / s.visible for s in reading.layers]),
-            prompt_tokens=len(ids),
-            wall=time.perf_counter() - start,
-            answers=[answer | {"asked_triggered": round(mean([s.last_triggered for s in reading.layers]), 4)}],
-            layers={"prefill_seconds": round(reading.seconds, 4)} | by_layer(reading.indices, reading.layers),
-            warnings=reading.notes,
-        )
+        answer["asked_triggered"] = round(mean([s.last_triggered for s in reading.layers]), 4)
+        wall = time.perf_counter() - start
+        return reading.run(self.subject, example, applied, [answer], len(ids), wall)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One prefill of a text: what the model made of it, and what each layer kept."""
+class Reading(Prefill):
+    """One prefill of a text, and what the model made of it."""
 
     hidden: Tensor  # [tokens, width], as the head takes them
-    seconds: float
-    indices: list[int]
-    layers: list[Sums]
-    notes: list[str]
 
 
 def read(model: Any, ids: list[int], policy: Policy) -> Reading:
     """One prefill by the policy."""
-    asked, caught = [Asked(row=len(ids) - 1, gold=[])], []
-    watch = Watch(asked)
+    watch, caught = Watch([Asked(row=len(ids) - 1, gold=[])]), []
     hook = model.base_model.register_forward_hook(lambda _, __, out: caught.append(out.last_hidden_state[0]))
     try:
         with torch.no_grad(), attach(model, policy) as handle:
@@ -95,8 +78,7 @@ def read(model: Any, ids: list[int], policy: Policy) -> Reading:
         hook.remove()
     (hidden,) = caught
     _check_head(model, hidden[-1:], last)
-    layers = [watch.layers.get(i) or everything(len(ids), policy, 1, asked) for i in indices]
-    return Reading(hidden, seconds, indices, layers, notes)
+    return Reading(seconds, indices, watch.sums(indices, len(ids), policy), notes, hidden)
 
 
 def logits_of(model: Any, hidden: Tensor) -> Tensor:

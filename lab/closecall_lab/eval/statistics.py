@@ -1,7 +1,7 @@
 """What the answers mean: intervals, paired recall, tests between policies, and where a router's lift comes from.
 
 Everything takes answers of the same questions in the same order. Where several questions share a context they stand or
-fall together, so intervals are drawn over contexts, not over questions. The arithmetic is scipy's and statsmodels'.
+fall together, so intervals are drawn over contexts, not over questions. The arithmetic is scipy's.
 """
 
 from __future__ import annotations
@@ -42,37 +42,40 @@ def _pair(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.boo
     return first, second
 
 
-def wilson(correct: ArrayLike, level: float = LEVEL) -> Estimate:
+def wilson(correct: ArrayLike) -> Estimate:
     """Accuracy with its Wilson interval.
 
     >>> print(wilson([1, 1, 1, 0]))
     0.75 [0.30, 0.95]
     """
-    from statsmodels.stats.proportion import proportion_confint  # type: ignore[import-untyped]
+    from scipy.stats import binomtest  # type: ignore[import-untyped]
 
     answers = _bools(correct, "correct")
     hits, n = int(answers.sum()), len(answers)
-    low, high = proportion_confint(hits, n, alpha=1 - level, method="wilson")
-    return Estimate(hits / n, float(low), float(high), n)
+    interval = binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
+    return Estimate(hits / n, float(interval.low), float(interval.high), n)
 
 
-@dataclass(frozen=True)
-class PairedRecall:
-    """The share that a policy answers of the n_dc questions that dense answers correctly (NaN where n_dc is 0)."""
+def share(correct: ArrayLike, clusters: Sequence[Hashable]) -> Estimate:
+    """Accuracy with Wilson's interval, or with one over contexts where questions share them.
 
-    recall: float
-    low: float
-    high: float
-    n_dc: int
-    n: int
+    All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
+    """
+    answers, contexts = _bools(correct, "correct"), len(set(clusters))
+    if contexts == len(answers):
+        return wilson(answers)
+    if answers.all() or not answers.any():
+        return dataclasses.replace(wilson(answers[:1].repeat(contexts)), n=len(answers))
+    return clustered(answers, clusters)
 
 
-def paired_recall(dense: ArrayLike, sparse: ArrayLike, level: float = LEVEL) -> PairedRecall:
+def paired_recall(dense: ArrayLike, sparse: ArrayLike, clusters: Sequence[Hashable]) -> Estimate:
+    """The share that a policy answers of the n_dc questions that dense answers correctly; NaN where n_dc, `n`, is 0."""
     reference, answers = _pair(dense, sparse)
     if not reference.any():
-        return PairedRecall(float("nan"), float("nan"), float("nan"), 0, len(reference))
-    kept = wilson(answers[reference], level)
-    return PairedRecall(kept.value, kept.low, kept.high, kept.n, len(reference))
+        return Estimate(float("nan"), float("nan"), float("nan"), 0)
+    asked_of = [c for c, right in zip(clusters, reference, strict=True) if right]
+    return share(answers[reference], asked_of)
 
 
 def discordant(a: ArrayLike, b: ArrayLike) -> tuple[int, int]:
@@ -100,29 +103,26 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _exact(wins: int, losses: int, alternative: str) -> float:
-    from scipy.stats import binomtest  # type: ignore[import-untyped]
+    from scipy.stats import binomtest
 
-    _counts(wins, losses)
-    return float(binomtest(wins, wins + losses, alternative=alternative).pvalue) if wins + losses else 1.0
-
-
-def _counts(wins: int, losses: int) -> None:
     if wins < 0 or losses < 0:
         raise ValueError(f"discordant counts cannot be negative, got {wins} and {losses}")
+    return float(binomtest(wins, wins + losses, alternative=alternative).pvalue) if wins + losses else 1.0
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's correction over a family of tests, in the same order."""
-    from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
+    order = np.argsort(p)
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
+    return [float(x) for x in corrected]
 
-    return [float(x) for x in multipletests(list(p), method="holm")[1]] if p else []
 
-
-def clustered(values: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0, level: float = LEVEL) -> Estimate:
+def clustered(values: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0) -> Estimate:
     """The mean with a percentile bootstrap interval, contexts drawn whole; NaN bounds with fewer than two contexts."""
     found = _floats(values, "values")
     sums, sizes = _by_cluster(found, clusters)
-    low, high = _bootstrap(sums, sizes, seed, level)
+    low, high = _bootstrap(sums, sizes, seed)
     return Estimate(float(sums.sum() / sizes.sum()), low, high, len(found))
 
 
@@ -136,7 +136,7 @@ def _by_cluster(values: Floats, clusters: Sequence[Hashable]) -> tuple[Floats, F
     return sums, np.bincount(index).astype(np.float64)
 
 
-def _bootstrap(sums: Floats, sizes: Floats, seed: int, level: float) -> tuple[float, float]:
+def _bootstrap(sums: Floats, sizes: Floats, seed: int) -> tuple[float, float]:
     from scipy.stats import bootstrap
 
     if len(sums) < 2:
@@ -147,12 +147,12 @@ def _bootstrap(sums: Floats, sizes: Floats, seed: int, level: float) -> tuple[fl
 
     drawn = bootstrap(
         (sums, sizes), mean, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=1000,
-        confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
+        confidence_level=LEVEL, method="percentile", rng=np.random.default_rng(seed),
     )  # fmt: skip
     return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
 
 
-def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0) -> float:
+def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable]) -> float:
     """Two-sided p that two policies score alike, by exchanging their scores on whole contexts (sign flips).
 
     Unlike McNemar's it does not take questions that share a context for independent. Exact for few contexts.
@@ -160,10 +160,10 @@ def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable], *, se
     first, second = _floats(a, "a"), _floats(b, "b")
     if len(first) != len(second):
         raise ValueError(f"paired scores must be of the same questions, got {len(first)} and {len(second)}")
-    return sign_flips(_by_cluster(first - second, clusters)[0], seed=seed)
+    return sign_flips(_by_cluster(first - second, clusters)[0])
 
 
-def sign_flips(differences: ArrayLike, *, seed: int = 0) -> float:
+def sign_flips(differences: ArrayLike) -> float:
     """Two-sided p that the differences, one for each context, are as likely the other way round."""
     from scipy.stats import permutation_test
 
@@ -178,7 +178,7 @@ def sign_flips(differences: ArrayLike, *, seed: int = 0) -> float:
     return float(
         permutation_test(
             (difference,), total, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES,
-            batch=1000, alternative="two-sided", rng=np.random.default_rng(seed),
+            batch=1000, alternative="two-sided", rng=np.random.default_rng(0),
         ).pvalue
     )  # fmt: skip
 
@@ -206,7 +206,6 @@ def compare(
     clusters: Sequence[Hashable],
     *,
     scores: dict[str, ArrayLike] | None = None,
-    seed: int = 0,
 ) -> list[Comparison]:
     """All `pairs` of policies as one family: p-values raw and Holm-corrected over it.
 
@@ -216,8 +215,8 @@ def compare(
     for a, b in pairs:
         wins, losses = discordant(answers[a], answers[b])
         x, y = (_floats((scores or answers)[name], name) for name in (a, b))
-        difference = clustered(x - y, clusters, seed=seed)
-        tests = mcnemar(wins, losses), sign_test(wins, losses), cluster_test(x, y, clusters, seed=seed)
+        difference = clustered(x - y, clusters)
+        tests = mcnemar(wins, losses), sign_test(wins, losses), cluster_test(x, y, clusters)
         comparisons.append(Comparison(a, b, difference, wins, losses, *tests))
     corrected = zip(
         *(holm([getattr(c, test) for c in comparisons]) for test in ("mcnemar", "sign", "cluster")), strict=True
@@ -238,11 +237,9 @@ class Decomposition:
     selectivity: Estimate
 
 
-def decompose(
-    router: ArrayLike, topk: ArrayLike, matched: ArrayLike, clusters: Sequence[Hashable], *, seed: int = 0
-) -> Decomposition:
+def decompose(router: ArrayLike, topk: ArrayLike, matched: ArrayLike, clusters: Sequence[Hashable]) -> Decomposition:
     """Splits a router's lift over plain top-k at its budget by a control that keeps as much as the router did."""
     r, t, m = _floats(router, "router"), _floats(topk, "topk"), _floats(matched, "matched")
     if not len(r) == len(t) == len(m):
         raise ValueError(f"scores must be of the same questions, got {len(r)}, {len(t)} and {len(m)}")
-    return Decomposition(*(clustered(x, clusters, seed=seed) for x in (r - t, m - t, r - m)))
+    return Decomposition(*(clustered(x, clusters) for x in (r - t, m - t, r - m)))

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from closecall.registry import unknown
+
 SCHEMA = 1
 # Raise it when the same model, example and policy may give other results than before: old runs then no longer count.
 SEMANTICS = 1
@@ -262,18 +264,9 @@ class Store:
             found = self.connection.execute("SELECT fingerprint, name, facts FROM models").fetchall()
         return {fingerprint: {"name": name, **json.loads(facts)} for fingerprint, name, facts in found}
 
-    def rows(
-        self,
-        *,
-        model: str | None = None,
-        task: str | None = None,
-        context: int | None = None,
-        seed: int | None = None,
-        policy: str | None = None,
-        budget: int | None = None,
-    ) -> Iterator[Row]:
-        """Cells with their runs, of this semantics version, in a fixed order."""
-        query, values = _select(model=model, task=task, context=context, seed=seed, policy=policy, budget=budget)
+    def rows(self, **where: str | int | None) -> Iterator[Row]:
+        """Cells with their runs, of this semantics version, in a fixed order; `where` are fields of a cell, or None."""
+        query, values = _select(**where)
         width = len(_CELL)
         with self._explained():
             for found in self.connection.execute(query, values):
@@ -287,15 +280,18 @@ class Store:
 
 
 def _select(**where: str | int | None) -> tuple[str, list[str | int]]:
-    conditions_by_name = {name: value for name, value in where.items() if value is not None}
+    for name in where:
+        if name not in _CELL:
+            raise unknown("field of a cell", name, _CELL)
+    chosen = {name: value for name, value in where.items() if value is not None}
     columns = [*(f"cells.{c}" for c in _CELL), "cells.key", *(f"runs.{c}" for c in _RUN)]
-    conditions = [f"runs.semantics = {SEMANTICS}", *(f"cells.{name} = ?" for name in conditions_by_name)]
+    conditions = [f"runs.semantics = {SEMANTICS}", *(f"cells.{name} = ?" for name in chosen)]
     # CROSS JOIN fixes the order: first the cells, by index, then each one's run by its key.
     query = (
         f"SELECT {', '.join(columns)} FROM cells CROSS JOIN runs ON runs.key = cells.key "
         f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(columns[: len(_CELL)])}"
     )
-    return query, list(conditions_by_name.values())
+    return query, list(chosen.values())
 
 
 def _dump(value: dict[str, Any] | Sequence[Any]) -> str:

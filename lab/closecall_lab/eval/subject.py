@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from closecall.models.convert import without_bars
 from closecall.models.load import LoadedModel, fingerprint, load_model
 from closecall.registry import unknown
+
+from ..spine import memory
 
 GIB = 2**30
 
@@ -36,7 +37,7 @@ class Subject:
     def check_room(self, tokens: int) -> None:
         """Refuses a context whose keys and values do not fit into the free memory, before any of it is read."""
         # A question continues a copy of the context's keys and values, layer by layer: they are there twice.
-        need, free = 2 * self.key_value_bytes(tokens), free_memory()
+        need, free = 2 * self.key_value_bytes(tokens), memory.free()
         if self.loaded.model.device.type == "cpu" and free is not None and need > free:
             raise ValueError(
                 f"{tokens} tokens need {need / GIB:.2g} GiB for keys and values on {self.loaded.own_name}, and "
@@ -62,21 +63,3 @@ def _probe(name: str) -> LoadedModel:
     label = f"closecall's {kind}-shaped probe, seed {seed}"
     ready: Any = model
     return LoadedModel(name, label, ready.eval().requires_grad_(False), tokenizer, None, fingerprint(model))
-
-
-def free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached()
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _cached() -> int:
-    """Bytes of cached files, which Linux gives up when memory is asked for."""
-    try:
-        with open("/proc/meminfo") as lines:
-            sizes = dict(line.split(":", 1) for line in lines)
-        return 1024 * (int(sizes["MemAvailable"].split()[0]) - int(sizes["MemFree"].split()[0]))
-    except (OSError, KeyError, ValueError):
-        return 0

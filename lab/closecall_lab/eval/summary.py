@@ -11,13 +11,15 @@ from typing import Any
 
 from closecall.policy import PRESETS, composed, parts_of
 
+from ..spine.numbers import known_mean
 from ..spine.table import Column, Table
 from ..tasks.longbench import LETTERS
 from ..tasks.scoring import choice_in
 from . import statistics
+from .kept import mean
 from .matched import TOLERANCE, Applied
 from .spec import CONTROLS, Spec
-from .statistics import Comparison, Decomposition, Estimate, PairedRecall
+from .statistics import Comparison, Decomposition, Estimate
 from .store import Row, Store
 
 Variant = tuple[str, int]  # policy and budget
@@ -33,7 +35,7 @@ class Line:
     examples: int
     accuracy: Estimate  # Wilson, questions taken as independent
     score: Estimate  # mean score, bootstrap over contexts
-    paired: PairedRecall | None
+    paired: Estimate | None  # of the questions that dense answers, the share answered too
     effective_budget: float
     kept_fraction: float
     trigger_rate: float | None  # None of a policy that triggers no tiles, and so is the next
@@ -83,6 +85,9 @@ class Group:
     def correct(self, variant: Variant) -> list[int]:
         return [int(a["correct"]) for row in self.rows[variant] for a in row.run.answers]
 
+    def paired(self, variant: Variant) -> Estimate:
+        return statistics.paired_recall(self.correct(("dense", 0)), self.correct(variant), self.clusters)
+
     def letters(self, variant: Variant) -> list[int]:
         """Whether the likeliest letter of each multiple choice was the right one. Empty for other tasks."""
         answers = [a for row in self.rows[variant] for a in row.run.answers]
@@ -109,23 +114,22 @@ class Group:
         correct = self.correct(variant)
         letters = self.letters(variant)
         triggers = Spec.parse(variant[0]).triggers
-        dense = ("dense", 0)
         return Line(
             *variant,
             tile_budget=rule.tile_budget if "/matched" not in variant[0] else None,
             examples=len(rows),
             accuracy=statistics.wilson(correct),
             score=statistics.clustered(self.scores(variant), self.clusters),
-            paired=statistics.paired_recall(self.correct(dense), correct) if dense in self.rows else None,
-            effective_budget=_mean([run.effective_budget for run in runs]),
-            kept_fraction=_mean([run.kept_fraction for run in runs]),
-            trigger_rate=_some([x for run in runs for x in run.layers["trigger_rate"]]) if triggers else None,
-            asked_triggered=_mean([a["asked_triggered"] for a in answers]) if triggers else None,
-            hit=_some([a.get("hit") for a in answers]),
-            hit_union=_some([a.get("hit_union") for a in answers]),
+            paired=self.paired(variant) if ("dense", 0) in self.rows else None,
+            effective_budget=mean([run.effective_budget for run in runs]),
+            kept_fraction=mean([run.kept_fraction for run in runs]),
+            trigger_rate=known_mean(x for run in runs for x in run.layers["trigger_rate"]) if triggers else None,
+            asked_triggered=mean([a["asked_triggered"] for a in answers]) if triggers else None,
+            hit=known_mean(a.get("hit") for a in answers),
+            hit_union=known_mean(a.get("hit_union") for a in answers),
             by_logits=statistics.wilson(letters) if letters else None,
-            no_letter=_mean([_unformatted(a) for a in answers]) if letters else None,
-            wall=_mean([run.wall for run in runs]),
+            no_letter=mean([_unformatted(a) for a in answers]) if letters else None,
+            wall=mean([run.wall for run in runs]),
         )
 
     def comparisons(self, pairs: Sequence[tuple[Variant, Variant]] | None = None) -> list[Comparison]:
@@ -186,16 +190,6 @@ def plain(spec: Spec) -> Spec:
 def on_its_grid(preset: str, spec: Spec) -> Spec:
     """One of the paper's policies with this one's blocks, tiles and tile budget."""
     return Spec(preset, "", tuple((k, v) for k, v in spec.overrides if k in ("block", "tile", "sinks", "tile_factor")))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _some(values: Sequence[float | None]) -> float | None:
-    """Averages the values that are numbers; None if none is."""
-    there = [v for v in values if v is not None]
-    return _mean(there) if there else None
 
 
 def _unformatted(answer: dict[str, Any]) -> bool:
@@ -275,8 +269,8 @@ _LINE = (
     Column("score"),
     Column("by logits"),
     Column("no letter", spec=".0%"),
-    Column("paired", "paired.recall", ".2f"),
-    Column("n_dc", "paired.n_dc"),
+    Column("paired", "paired.value", ".2f"),
+    Column("n_dc", "paired.n"),
     Column("triggered", "trigger_rate", ".0%"),
     Column("asked tile", "asked_triggered", ".0%"),
     Column("hit", spec=".2f"),

@@ -8,9 +8,9 @@ from typing import Any
 
 from closecall.registry import unknown
 
+from ..spine.numbers import known_mean
 from ..spine.table import Column, Table
 from . import statistics
-from .statistics import Estimate
 from .summary import KEPT, Group, Variant, label, where
 
 MEASURES = {"kl": "KL to dense, in nats", "loss_change": "change in loss", "agreement": "agreement of the first choice"}
@@ -37,13 +37,9 @@ def lines(group: Group) -> list[dict[str, Any]]:
         texts = [values(group, variant, measure) for measure in MEASURES]
         estimates = (statistics.clustered(v, range(len(v))) for v in texts)
         parts = [row.run.answers[0]["kl_by_part"] for row in group.rows[variant]]
-        rows.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": _means(parts)})
+        by_part = [known_mean(part) for part in zip(*parts, strict=True)]
+        rows.append(vars(line) | dict(zip(MEASURES, estimates, strict=True)) | {"kl_by_part": by_part})
     return rows
-
-
-def _means(texts: Sequence[Sequence[float | None]]) -> list[float | None]:
-    columns = ([x for x in column if x is not None] for column in zip(*texts, strict=True))
-    return [sum(column) / len(column) if column else None for column in columns]
 
 
 def tables(group: Group, name: str) -> list[Table]:
@@ -92,17 +88,12 @@ def _compare(group: Group, pairs: Sequence[tuple[Variant, Variant]]) -> list[dic
     return [c | {"p": p} for c, p in zip(compared, corrected, strict=True)]
 
 
-def _fine(estimate: Estimate) -> str:
-    """Writes an estimate with four digits behind the point, because texts differ by little."""
-    bounds = "" if estimate.low != estimate.low else f" [{estimate.low:.4f}, {estimate.high:.4f}]"
-    return f"{estimate.value:.4f}{bounds}"
-
-
+# Four digits behind the point, because texts differ by little.
 _LINE = (
     *KEPT,
-    Column("KL", lambda r: _fine(r["kl"])),
-    Column("loss change", lambda r: _fine(r["loss_change"])),
-    Column("agreement", lambda r: _fine(r["agreement"])),
+    Column("KL", lambda r: r["kl"].text(".4f")),
+    Column("loss change", lambda r: r["loss_change"].text(".4f")),
+    Column("agreement", lambda r: r["agreement"].text(".4f")),
     Column("seconds", "wall", ".1f"),
 )
 _NOTES = (
@@ -113,7 +104,7 @@ _NOTES = (
 _COMPARISON = (
     Column("policy", "a", left=True),
     Column("against", "b", left=True),
-    Column("difference", lambda r: _fine(r["difference"])),
+    Column("difference", lambda r: r["difference"].text(".4f")),
     Column("nearer", "better"),
     Column("farther", "worse"),
     Column("p", spec=".3g"),

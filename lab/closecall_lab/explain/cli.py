@@ -133,15 +133,15 @@ def read_policies(text: str) -> list[tuple[str, Policy]]:
 
 def layer_numbers(text: str) -> list[int]:
     """`0-7,12` as numbers, in order."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
             raise ValueError(f"--layers takes numbers and ranges like 0-7,12, got {part!r}")
-        found.update(range(int(first), int(last or first) + 1))
-    if not found:
+        numbers.update(range(int(first), int(last or first) + 1))
+    if not numbers:
         raise ValueError(f"--layers names nothing: {text!r}")
-    return sorted(found)
+    return sorted(numbers)
 
 
 EXPLAIN = Command(

@@ -85,12 +85,12 @@ class _Watch:
             raise ValueError(f"layer {layer} did not get the whole prompt in one call: explain one at a time")
         if self.wanted is not None and layer not in self.wanted:
             return
-        found = look(layer, call, self.policy.for_layer(layer), self.question)
-        for name, values in found.sums.items():
+        looked = look(layer, call, self.policy.for_layer(layer), self.question)
+        for name, values in looked.sums.items():
             self.sums[name] = self.sums.get(name, 0) + values
-        found.sums = {}
-        self.calls.merge(found.calls)
-        self.layers.append(found)
+        looked.sums = {}
+        self.calls.merge(looked.calls)
+        self.layers.append(looked)
         self.say(f"layer {len(self.layers)} of {self._of}, {time.monotonic() - self._begin:.0f} s")
 
     def mean(self) -> dict[str, Floats]:

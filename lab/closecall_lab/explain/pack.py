@@ -64,12 +64,12 @@ def _details(runs: list[Run], truth: bool, room: int) -> list[int]:
 
 
 def _layer(layer: Looked, level: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"detail": level, "bound": [round(float(b), 6) for b in layer.bound]}
+    packed: dict[str, Any] = {"detail": level, "bound": [round(float(b), 6) for b in layer.bound]}
     if level >= EXACT:
-        found["kept"] = layer.kept
+        packed["kept"] = layer.kept
     if level == FULL:
-        return found | {"scores": layer.scores, "masses": layer.masses}
-    return found | {"coarse": {name: x for name, x in layer.coarse.items() if name != "kept" or level == COARSE}}
+        return packed | {"scores": layer.scores, "masses": layer.masses}
+    return packed | {"coarse": {name: x for name, x in layer.coarse.items() if name != "kept" or level == COARSE}}
 
 
 def left_out(levels: list[int], layers: list[int], pool: int, limit: int) -> str:
@@ -94,11 +94,11 @@ def _facts(run: Run) -> dict[str, str]:
     def whole(arrays: list[NDArray[Any]]) -> str:
         return codes.packed(np.stack(arrays).astype("<u2"))
 
-    found = {name: shares(name) for name in ("margin", "cut_margin", "lost", "lost_most", "block_mass")}
-    found["counts"] = whole([layer.counts for layer in run.layers])
-    found["keepers"] = whole([layer.keepers for layer in run.layers])
-    found["triggered"] = codes.packed(np.stack([layer.triggered for layer in run.layers]).astype(np.uint8))
-    return found
+    facts = {name: shares(name) for name in ("margin", "cut_margin", "lost", "lost_most", "block_mass")}
+    facts["counts"] = whole([layer.counts for layer in run.layers])
+    facts["keepers"] = whole([layer.keepers for layer in run.layers])
+    facts["triggered"] = codes.packed(np.stack([layer.triggered for layer in run.layers]).astype(np.uint8))
+    return facts
 
 
 def _mean(run: Run) -> dict[str, str]:
@@ -135,7 +135,7 @@ def data(gathered: Gathered, *, limit: int = LIMIT, beside: int = 0) -> dict[str
 
     runs = gathered.runs
     layers = [layer.layer for layer in runs[0].layers]
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "model": gathered.model,
         "tokens": len(prompt.ids),
         "block": g.block,
@@ -161,15 +161,15 @@ def data(gathered: Gathered, *, limit: int = LIMIT, beside: int = 0) -> dict[str
         "policies": [_run(run, gathered) for run in runs],
     }
     least = [[_layer(layer, COARSE) for layer in run.layers] for run in runs]
-    room = limit - beside - _size(found) - _size(least) - SPARE
+    room = limit - beside - _size(page) - _size(least) - SPARE
     if room < 0:
         raise ValueError(
             f"{len(layers)} layers of {len(prompt.ids)} tokens do not fit into {limit / 1e6:g} MB even coarsely: "
             "name fewer with --layers"
         )
     levels = _details(runs, gathered.truth, room)
-    for made, run in zip(found["policies"], runs, strict=True):
+    for made, run in zip(page["policies"], runs, strict=True):
         made["layers"] = [_layer(layer, level) for layer, level in zip(run.layers, levels, strict=True)]
     rule = left_out(levels, layers, gathered.cells.pool, limit)
-    found["remarks"] = remarks(gathered) + ([rule] if rule else [])
-    return found
+    page["remarks"] = remarks(gathered) + ([rule] if rule else [])
+    return page

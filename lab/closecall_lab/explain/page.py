@@ -58,7 +58,7 @@ class Explanation:
         return "\n".join(self.sentences)
 
 
-def _render(given: dict[str, Any]) -> str:
+def _render(data: dict[str, Any]) -> str:
     """The prompt's text is data, or escaped; the policy that browsers are given runs no script but ours."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE), autoescape=True, undefined=jinja2.StrictUndefined,
@@ -71,7 +71,7 @@ def _render(given: dict[str, Any]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     return environment.get_template("page.html.j2").render(
-        data=given, policies=given["policies"], style=Markup(style), script=Markup(script), allowed=Markup(allowed)
+        data=data, policies=data["policies"], style=Markup(style), script=Markup(script), allowed=Markup(allowed)
     )
 
 

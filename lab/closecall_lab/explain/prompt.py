@@ -52,12 +52,12 @@ class Prompt:
 
 def _starts(offsets: Sequence[Span], length: int) -> tuple[int, ...]:
     """Token starts that never fall: special tokens stand for (0, 0), in front of the text or behind it."""
-    reached, found = 0, []
+    reached, starts = 0, []
     last = max((i for i, (_, end) in enumerate(offsets) if end), default=-1)
     for i, (start, _) in enumerate(offsets):
         reached = length if i > last else max(reached, start)
-        found.append(reached)
-    return (*found, length)
+        starts.append(reached)
+    return (*starts, length)
 
 
 def from_text(
@@ -86,14 +86,14 @@ def _find_question(text: str, question: str) -> Span | None:
 
 def _find_answers(text: str, answer: str, question: Span | None) -> tuple[Span, ...]:
     answer = answer.strip()
-    found: list[Span] = []
+    spans: list[Span] = []
     at = text.find(answer) if answer else -1
     while at >= 0:
         end = at + len(answer)
         if question is None or end <= question[0] or at >= question[1]:
-            found.append((at, end))
+            spans.append((at, end))
         at = text.find(answer, end)
-    return tuple(found)
+    return tuple(spans)
 
 
 def _made(text: str, encoded: Encoded, question: Span | None, answers: tuple[Span, ...], expected: str) -> Prompt:

@@ -59,11 +59,11 @@ def explain_prompt(
 def _told_apart(policies: Sequence[tuple[str, Policy]]) -> list[tuple[str, Policy]]:
     """Two of one name are numbered."""
     seen: Counter[str] = Counter()
-    found = []
+    numbered = []
     for name, policy in policies:
         seen[name] += 1
-        found.append((f"{name} ({seen[name]})" if seen[name] > 1 else name, policy))
-    return found
+        numbered.append((f"{name} ({seen[name]})" if seen[name] > 1 else name, policy))
+    return numbered
 
 
 def _context(model: Any, bare: Any) -> int | None:

@@ -39,12 +39,12 @@ def kept_share(run: Run, gathered: Gathered) -> float:
 
 def sentences(run: Run, gathered: Gathered) -> list[str]:
     """What a policy did to the prompt, most important first."""
-    found = [run.dense] if run.dense else _about_the_cut(run, gathered)
-    found += _about_the_answer(run, gathered)
+    lines = [run.dense] if run.dense else _about_the_cut(run, gathered)
+    lines += _about_the_answer(run, gathered)
     if run.output:
         cut = f" and was stopped after {_plural(run.stopped, 'token')}" if run.stopped else ""
-        found.append(f"The model then wrote: “{run.output}”{cut}{_verdict(run, gathered)}")
-    return found
+        lines.append(f"The model then wrote: “{run.output}”{cut}{_verdict(run, gathered)}")
+    return lines
 
 
 def _verdict(run: Run, gathered: Gathered) -> str:
@@ -60,7 +60,7 @@ def is_right(run: Run, gathered: Gathered) -> bool | None:
 
 def _about_the_cut(run: Run, gathered: Gathered) -> list[str]:
     counts = np.stack([layer.counts for layer in run.layers])
-    found = [
+    lines = [
         f"{run.label} kept {percent(kept_share(run, gathered))} of the blocks: "
         f"{counts.mean():.1f} of {float(gathered.geometry.visible.double().mean()):.1f} that a tile sees, on average."
     ]
@@ -73,7 +73,7 @@ def _about_the_cut(run: Run, gathered: Gathered) -> list[str]:
             f"{percent(float(last.max()))} (layer {run.layers[int(at)].layer}, head {head})"
         )
         whole = "The last tile lost none of its attention mass"
-        found.append(f"{in_last if last.max() > 0 else whole}; all tiles together lost {percent(everywhere)}.")
+        lines.append(f"{in_last if last.max() > 0 else whole}; all tiles together lost {percent(everywhere)}.")
     else:
         bound = np.stack([layer.bound for layer in run.layers])
         proven = (
@@ -81,13 +81,13 @@ def _about_the_cut(run: Run, gathered: Gathered) -> list[str]:
             f"{percent(float(bound.min()))} in the best head and {percent(float(np.median(bound)))} in the median one."
         )
         nothing = "Without them nothing can be proven here about what the last tile lost."
-        found.append(f"True masses were left out. {proven if bound.min() < KNOWN else nothing}")
+        lines.append(f"True masses were left out. {proven if bound.min() < KNOWN else nothing}")
     close = f"{_plural(run.calls.count, 'close call')} (dropped within {CLOSE:g} of the cut)"
     if gathered.answer:
-        found.append(f"{close}; {run.calls.on_answer:,} of them touched the answer.")
+        lines.append(f"{close}; {run.calls.on_answer:,} of them touched the answer.")
     else:
-        found.append(f"{close} in the whole prompt.")
-    return found
+        lines.append(f"{close} in the whole prompt.")
+    return lines
 
 
 def _about_the_answer(run: Run, gathered: Gathered) -> list[str]:
@@ -103,13 +103,13 @@ def _about_the_answer(run: Run, gathered: Gathered) -> list[str]:
 
 def remarks(gathered: Gathered) -> list[str]:
     """What the reader should know about the prompt itself."""
-    found = list(gathered.prompt.remarks)
+    lines = list(gathered.prompt.remarks)
     last = gathered.geometry.n_tiles - 1
     if gathered.prompt.question is not None:
         tiles = gathered.prompt.blocks_of(gathered.prompt.question, gathered.geometry.tile)
         if last not in tiles:
             where = f"tile {tiles[0]}" if len(tiles) == 1 else f"tiles {tiles[0]} to {tiles[-1]}"
-            found.append(
+            lines.append(
                 f"The question is not in the prompt's last tile ({last}) but in {where}: both count as asking."
             )
-    return found
+    return lines

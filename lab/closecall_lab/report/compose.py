@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..spine.files import slug
@@ -24,7 +25,6 @@ CAPTIONS = {
     "split": "Budget and selectivity parts of the router's lift",
     "hits": "Hit rate of gold blocks by layer",
     "triggers": "Share of triggered tiles by layer",
-    "pareto": "Accuracy over prefill time",
 }
 
 
@@ -33,8 +33,28 @@ def page(gathered: Gathered) -> Page:
     title = f"closecall report: {gathered.source}"
     if not gathered.settings:
         return Page(title, gathered.notes, ())
-    found = standings.tables(gathered) if len(gathered.settings) > 1 else []
-    sections = [Section("Who beats whom", tables=found)] if found else []
+    beating = standings.tables(gathered) if len(gathered.settings) > 1 else []
+    together = _side_by_side(gathered.settings)
+
+    def heading(model: str) -> str:
+        label = gathered.labels.get(model)
+        return f"{model}: {label}" if label and label != model else model
+
+    return composed(
+        title,
+        gathered,
+        heading,
+        before=[Section("Who beats whom", tables=beating)] if beating else (),
+        after=[Section("Models side by side", tables=together)] if together else (),
+    )
+
+
+def composed(
+    title: str, gathered: Gathered, heading: Callable[[str], str], *, lead: Sequence[str] = (),
+    before: Sequence[Section] = (), after: Sequence[Section] = (),
+) -> Page:  # fmt: skip
+    """A page with every model's pictures under its heading, then the tables of each of its settings."""
+    sections = list(before)
     pictures: dict[str, Figure] = {}
     captions: dict[str, str] = {}
     for model in gathered.models:
@@ -42,18 +62,9 @@ def page(gathered: Gathered) -> Page:
         made, about = drawn(model, settings)
         pictures |= made
         captions |= about
-        label = gathered.labels.get(model)
-        name = f"{model}: {label}" if label and label != model else model
-        sections.append(Section(name, figures=list(made)))
-        sections += [setting_section(s) for s in settings]
-    together = _side_by_side(gathered.settings)
-    if together:
-        sections.append(Section("Models side by side", tables=together))
-    return Page(title, (*LEAD, *gathered.notes), sections, pictures, captions)
-
-
-def setting_section(setting: Setting, *, level: int = 3) -> Section:
-    return Section(f"{tables.where(setting)}, {setting.model}", setting.notes, tables.of(setting), level=level)
+        sections.append(Section(heading(model), figures=list(made)))
+        sections += [Section(f"{tables.where(s)}, {s.model}", s.notes, tables.of(s), level=3) for s in settings]
+    return Page(title, (*lead, *LEAD, *gathered.notes), [*sections, *after], pictures, captions)
 
 
 def drawn(model: str, settings: list[Setting]) -> tuple[dict[str, Figure], dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..eval.spec import Spec
 from ..eval.statistics import Estimate
-from ..spine.figure import LEFT, RIGHT, frame, handle, label, plain, shares
+from ..spine.figure import frame, handle, label, plain, shares, widen
 from ..spine.style import BUDGET, COLOURS, INK, QUIET, SELECTIVITY, Look, looks
 from .gather import DENSE, Finding, Setting, place
 
@@ -127,9 +127,7 @@ def split(model: str, settings: Sequence[Setting]) -> Figure | None:
         "mean score of the router minus top-k's on the same scorer at the same budget; lines: 95% over contexts",
         1, 1, legend, panel=panel,
     )  # fmt: skip
-    figure.set_figwidth(figure.get_figwidth() + 2.2)  # room for the names at the left
-    width = figure.get_figwidth()
-    figure.subplots_adjust(left=(LEFT + 2.2) / width, right=1 - RIGHT / width)
+    widen(figure, 2.2)  # for the names
     axes = grid[0][0]
     plain(axes, "")
     names = []
@@ -223,33 +221,6 @@ def _layers(axes: Axes, setting: Setting) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     layers = setting.findings[0].layers
     axes.set_xlim(layers[0] - 0.3, layers[-1] + 0.3)
-
-
-def pareto(model: str, settings: Sequence[Setting]) -> Figure:
-    """Accuracy over the prefill's time as a part of dense's."""
-    styles = _looks(settings)
-
-    def draw(axes: Axes, setting: Setting) -> None:
-        for f in setting.findings:
-            if f.prefill_vs_dense is None:
-                continue
-            look, y = styles[f.spec], f.accuracy
-            axes.errorbar(f.prefill_vs_dense, y.value, yerr=_bars(y), color=look.colour, elinewidth=1, alpha=0.55)
-            axes.plot(
-                [f.prefill_vs_dense], [y.value], look.marker, color=look.colour, markerfacecolor=look.fill, zorder=3,
-                markersize=6, clip_on=False,
-            )  # fmt: skip
-        axes.axvline(1, color=INK, linewidth=1, zorder=2)
-        axes.set_xlim(left=0)
-        shares(axes)
-
-    legend = [handle(look, linestyle="") for look in styles.values()]
-    return _panels(
-        f"Speed and accuracy: {model}",
-        "prefill time over dense's, median over examples, measured in the same run; "
-        + _tile_budgets(_findings(settings)),
-        settings, legend, draw, ("prefill time, as a part of dense's", "accuracy"),
-    )  # fmt: skip
 
 
 def of(model: str, settings: Sequence[Setting]) -> dict[str, Figure]:

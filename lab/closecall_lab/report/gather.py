@@ -21,7 +21,7 @@ from ..eval.spec import CONTROLS, Spec
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import SEMANTICS, Row, Store
 from ..eval.summary import Group, Line, Split, Variant
-from ..spine.numbers import size
+from ..spine.numbers import known_mean, size
 
 DENSE: Variant = ("dense", 0)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
@@ -258,51 +258,23 @@ def place(setting: Setting) -> str:
 def _finding(group: Group, line: Line) -> Finding:
     variant = (line.policy, line.budget)
     rows = group.rows[variant]
-    correct = group.correct(variant)
-    dense = group.correct(DENSE) if DENSE in group.rows else None
     letters = group.letters(variant)
     return Finding(
         spec=Spec.parse(line.policy),
         line=line,
-        accuracy=_share(correct, group.clusters, group.shared),
-        paired=_paired(dense, correct, group) if dense is not None else None,
+        accuracy=statistics.share(group.correct(variant), group.clusters),
+        paired=line.paired,
         layers=list(rows[0].run.layers["layer"]),
         by_layer={name: _by_layer([row.run.layers[name] for row in rows]) for name in BY_LAYER},
         by_hop=_by_hop(rows),
         prefill_seconds=plain_statistics.median(_prefills(rows)),
         prefill_vs_dense=_vs_dense(group, variant),
-        by_logits=_share(letters, group.clusters, group.shared) if letters else None,
+        by_logits=statistics.share(letters, group.clusters) if letters else None,
     )
 
 
-def _share(correct: Sequence[int], clusters: Sequence[int], shared: bool) -> Estimate:
-    """Estimates a share of right answers: Wilson's interval, or one over contexts where questions share them.
-
-    All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
-    """
-    if not shared:
-        return statistics.wilson(correct)
-    if len(set(correct)) == 1:
-        whole = statistics.wilson([correct[0]] * len(set(clusters)))
-        return replace(whole, n=len(correct))
-    return statistics.clustered(correct, clusters)
-
-
-def _paired(dense: Sequence[int], correct: Sequence[int], group: Group) -> Estimate:
-    kept = [i for i, right in enumerate(dense) if right]
-    if not kept:
-        return Estimate(float("nan"), float("nan"), float("nan"), 0)
-    return _share([correct[i] for i in kept], [group.clusters[i] for i in kept], group.shared)
-
-
 def _by_layer(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
-    columns = zip(*lists, strict=True)
-    return [_mean(column) for column in columns]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return sum(there) / len(there) if there else None
+    return [known_mean(column) for column in zip(*lists, strict=True)]
 
 
 def _by_hop(rows: Sequence[Row]) -> list[float]:

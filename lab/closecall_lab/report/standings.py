@@ -12,10 +12,10 @@ from typing import Any
 
 from ..eval import statistics
 from ..eval.statistics import Comparison
-from ..spine.numbers import size
+from ..spine.numbers import p_text, size
 from ..spine.table import Column, Table
 from .gather import DENSE, Finding, Gathered, Setting, rivals
-from .tables import estimate, p_text, p_values, tested
+from .tables import estimate, p_values, tested
 
 ALPHA = 0.05
 RIVALS = {  # in the order of the columns

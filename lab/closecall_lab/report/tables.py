@@ -9,7 +9,7 @@ from typing import Any
 from ..eval.spec import CONTROLS
 from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
-from ..spine.numbers import plural, size
+from ..spine.numbers import known_mean, p_text, plural, size
 from ..spine.table import NOTHING, Column, Table
 from .gather import DENSE, Finding, Setting, rivals
 
@@ -17,18 +17,9 @@ P_VALUES = "exact McNemar, two-sided"
 P_VALUES_SHARED = "by exchanging whole contexts, because questions share them"
 
 
-def p_text(p: float) -> str:
-    return "<0.001" if p < 0.0005 else f"{p:.3f}"
-
-
 def estimate(value: Estimate | None, *, sign: bool = False) -> str | None:
     """0.75 [0.30, 0.95]; nothing where there was nothing to divide by."""
-    if value is None or math.isnan(value.value):
-        return None
-    spec = "+.2f" if sign else ".2f"
-    if math.isnan(value.low):
-        return f"{value.value:{spec}}"
-    return f"{value.value:{spec}} [{value.low:{spec}}, {value.high:{spec}}]"
+    return None if value is None or math.isnan(value.value) else value.text("+.2f" if sign else ".2f")
 
 
 def p_values(setting: Setting, test: Comparison) -> tuple[float, float]:
@@ -162,7 +153,7 @@ def triggers(setting: Setting) -> Table | None:
         Column("lowest layer", lambda f: extreme(f, min), ".0%"),
         Column("highest layer", lambda f: extreme(f, max), ".0%"),
         Column("tile with the question", "line.asked_triggered", ".0%"),
-        Column("last tile", lambda f: _over_layers(f, "last_triggered"), ".0%"),
+        Column("last tile", lambda f: known_mean(f.by_layer["last_triggered"]), ".0%"),
     )
     notes = [
         "triggered: of the tiles with more visible blocks than the tile budget. tile with the question: in how many "
@@ -172,18 +163,9 @@ def triggers(setting: Setting) -> Table | None:
     return Table("Triggered tiles", columns, rows, notes) if rows else None
 
 
-def _numbers(finding: Finding, what: str) -> list[float]:
-    return [x for x in finding.by_layer[what] if x is not None]
-
-
 def extreme(finding: Finding, choose: Any) -> float | None:
-    values = _numbers(finding, "trigger_rate")
-    return choose(values) if values else None
-
-
-def _over_layers(finding: Finding, what: str) -> float | None:
-    values = _numbers(finding, what)
-    return sum(values) / len(values) if values else None
+    """The lowest (`min`) or highest (`max`) trigger rate of a layer."""
+    return choose((x for x in finding.by_layer["trigger_rate"] if x is not None), default=None)  # type: ignore[no-any-return]
 
 
 def hits(setting: Setting) -> Table | None:

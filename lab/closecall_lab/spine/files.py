@@ -34,3 +34,9 @@ def write(path: Path, content: str | bytes) -> Path:
 def slug(text: str) -> str:
     """A name that every file system takes."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "model"
+
+
+def word_lists(path: Path) -> dict[str, tuple[str, ...]]:
+    """Reads lists of words from a text file: `[NAME]` on a line of its own, then the words of that list."""
+    lists = re.split(r"^\[(.+)\]$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {name: tuple(words.split()) for name, words in zip(lists[::2], lists[1::2], strict=True)}

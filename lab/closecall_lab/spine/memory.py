@@ -1,4 +1,4 @@
-"""Peak extra memory of a call: what it needed beyond what was there before and the output it returned (Linux only)."""
+"""Memory of this process and machine (Linux only): what a call needed at its peak, and what is free."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from typing import Any
 
 from torch import Tensor
 
-PROC = Path("/proc/self")
+PROC = Path("/proc")
+
+
+def _read(file: str, field: str) -> int | None:
+    line = re.search(rf"^{field}:\s+(\d+) kB$", (PROC / file).read_text(), re.MULTILINE)
+    return int(line.group(1)) * 1024 if line else None
 
 
 def _status(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
+    return _read("self/status", field) or 0
+
+
+def free() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        return _read("meminfo", "MemAvailable")
+    except OSError:
+        return None
 
 
 def mark() -> int | None:
@@ -24,7 +36,7 @@ def mark() -> int | None:
     try:
         # Freed memory that the allocator holds on to would hide what the call needs.
         ctypes.CDLL(None).malloc_trim(0)
-        (PROC / "clear_refs").write_text("5")
+        (PROC / "self" / "clear_refs").write_text("5")
     except (AttributeError, OSError, TypeError):
         return None
     return _status("VmRSS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,24 @@ class Estimate:
     high: float
     n: int
 
-    def __str__(self) -> str:
+    def text(self, spec: str = ".2f") -> str:
         """Leaves out the interval if there is none, as from a single context."""
-        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
+        interval = "" if math.isnan(self.low) else f" [{self.low:{spec}}, {self.high:{spec}}]"
+        return f"{self.value:{spec}}{interval}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are numbers; None where none is."""
+    known = [x for x in values if x is not None and not math.isnan(x)]
+    return sum(known) / len(known) if known else None
+
+
+def p_text(p: float | None) -> str | None:
+    """A p-value with three digits behind the point."""
+    return None if p is None else "<0.001" if p < 0.0005 else f"{p:.3f}"
 
 
 def size(n: int) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import code, longbench, pointer_chase, probe, ruler, text, tracking, words
+from closecall.registry import scan
+
 from .base import TASKS, BaseTask, build
-from .example import Encoded, Example, Question, Task, answer_tokens, encode, encode_example, gold_blocks, tokens_of
+from .example import Encoded, Example, Question, answer_tokens, encode, encode_example, gold_blocks, tokens_of
 from .scoring import choice_in, choice_tokens, choose
 
 __all__ = [
+    "BaseTask",
     "Encoded",
     "Example",
     "Question",
-    "Task",
     "answer_tokens",
     "choice_in",
     "choice_tokens",
@@ -26,7 +27,7 @@ __all__ = [
     "tokens_of",
 ]
 
-MODULES = (code, longbench, pointer_chase, probe, ruler, text, tracking, words)  # importing them registers their tasks
+scan(__name__, __path__)
 
 
 def names() -> list[str]:

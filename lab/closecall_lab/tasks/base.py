@@ -8,7 +8,7 @@ import random
 import types
 import typing
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ YES_NO = {"yes": True, "no": False}
 
 @dataclass(frozen=True, kw_only=True)
 class BaseTask(Component):
-    """A task whose dataclass fields are its options: `str` writes those that are not the default.
+    """A source of examples and the judge of the answers. Its dataclass fields are its options: `str` writes those that
+    are not the default, and `tasks.get` makes the task of that again.
 
     `chat` puts the prompt into the tokenizer's chat template; by default it does where there is one.
     """
@@ -45,10 +46,16 @@ class BaseTask(Component):
     @abstractmethod
     def examples(
         self, tokenizer: Any, context: int, n: int, seed: int, *, wrap: Wrap | None = None
-    ) -> Iterator[Example]: ...
+    ) -> Iterator[Example]:
+        """Up to `n` examples whose prompt and answer fill `context` tokens.
+
+        The same arguments give the same examples, and example i does not depend on `n`. A chat model's prompt goes
+        through `wrap`, or through the tokenizer's chat template if there is no `wrap`.
+        """
 
     def score(self, example: Example, question: Question, output: str) -> float:
-        """The share of the answers found in the output; all or nothing for one that was teacher-forced."""
+        """How right the model's words are, from 0 to 1: the share of the answers found in the output; all or nothing
+        for one that was teacher-forced."""
         if question.at is not None:
             return same_words(question.answers[0], output)
         return share_found(question.answers, output)
@@ -89,14 +96,18 @@ def check_least(task: BaseTask, **least: int) -> None:
 
 
 def build(name: str, options: dict[str, Any]) -> BaseTask:
-    """The task, with its options checked and, where they are text, read as their type."""
     cls = TASKS[name]
+    return cls(**read_options(cls, name, options))
+
+
+def read_options(cls: type[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks the options of a task, which are its dataclass fields with a default, and reads those that are text."""
     wanted = typing.get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]
+    known = [f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING]
     for key in options:
         if key not in known:
             raise unknown(f"option of task {name!r}", key, known)
-    return cls(**{key: _read(f"{key} of task {name!r}", value, wanted[key]) for key, value in options.items()})
+    return {key: _read(f"{key} of task {name!r}", value, wanted[key]) for key, value in options.items()}
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,7 @@ from . import corpora
 from .base import TASKS, Generated, check_least
 from .example import Example, Span
 from .fit import Room, tail
-from .hiding import Ask, fill
+from .hiding import Ask, fill, moved, placed
 
 INTRO = "Below is a Python file. Read it: you will be asked about it afterwards."
 MOST_LINES = 24  # of a function: longer ones leave room for too few
@@ -151,7 +151,6 @@ class Code(Generated):
     def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
         needed, asks, more = self.draw(chance)
         depths = [chance.random() for _ in needed]
-        places = sorted(range(len(needed)), key=lambda i: depths[i])
         others: list[str] = []
 
         def text(n: int, words: int) -> tuple[str, list[Span]]:
@@ -163,36 +162,12 @@ class Code(Generated):
                         f"{len(others)} and the {len(needed)} asked for are all there are; use a shorter context"
                     )
                 others.append(piece)
-            return _file(needed, depths, places, others[:n], words)
+            head = f"{INTRO}\n\n```python\n"
+            body, spans = placed(needed, depths, others[:n], "\n\n", [f"# {tail(words)}"] if words else [])
+            return f"{head}{body}\n```\n\n", moved(spans, len(head))
 
         meta = {"depths": depths, **corpora.corpus("code").facts}
         return fill(str(self), text, asks, room, context, key, 0, shared=True, meta=meta)
-
-
-def _file(
-    needed: Sequence[str], depths: Sequence[float], places: Sequence[int], others: Sequence[str], words: int
-) -> tuple[str, list[Span]]:
-    """The file with the needed pieces at their depths, and where each one is."""
-    pieces: list[str] = []
-    spans: list[Span] = [(0, 0)] * len(needed)
-    at = len(INTRO) + len("\n\n```python\n")
-
-    def put(piece: str) -> Span:
-        nonlocal at
-        pieces.append(piece)
-        begin, at = at, at + len(piece) + 2
-        return begin, begin + len(piece)
-
-    done = 0
-    for i in places:
-        until = round(depths[i] * len(others))
-        for piece in others[done:until]:
-            put(piece)
-        done = max(done, until)
-        spans[i] = put(needed[i])
-    for piece in [*others[done:], *([f"# {tail(words)}"] if words else [])]:
-        put(piece)
-    return f"{INTRO}\n\n```python\n" + "\n\n".join(pieces) + "\n```\n\n", spans
 
 
 def _shuffled(listed: Sequence[Function], chance: random.Random) -> list[Function]:

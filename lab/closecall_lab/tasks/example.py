@@ -1,4 +1,4 @@
-"""What a task is: it yields examples, and scores what a model says to them.
+"""What a task yields: examples with their questions.
 
 An example knows where in its prompt the evidence lies, in characters; `gold_blocks` turns that into key blocks through
 the tokenizer's offsets, so that a selector can be judged apart from the model.
@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -102,27 +102,6 @@ class Wrap(Protocol):
     """A question as a chat model wants it: `LoadedModel.prompt` is one, with the model's quirks."""
 
     def __call__(self, question: str, *, multiple_choice: bool = False) -> str: ...
-
-
-class Task(Protocol):
-    """A source of examples and the judge of the answers. `str(task)` is what `tasks.get` makes it from."""
-
-    @property
-    def name(self) -> str: ...
-
-    def examples(
-        self, tokenizer: Any, context: int, n: int, seed: int, *, wrap: Wrap | None = None
-    ) -> Iterator[Example]:
-        """Up to `n` examples whose prompt and answer fill `context` tokens.
-
-        The same arguments give the same examples, and example i does not depend on `n`. A chat model's prompt goes
-        through `wrap`, or through the tokenizer's chat template if there is no `wrap`.
-        """
-        ...
-
-    def score(self, example: Example, question: Question, output: str) -> float:
-        """How right the model's words are, from 0 to 1."""
-        ...
 
 
 class Encoded(NamedTuple):

@@ -81,10 +81,6 @@ class Room:
         end = begin + len(context)
         return whole[:end], whole[end:], begin
 
-    def added(self, text: str) -> int:
-        """The tokens of a piece of text that continues a prompt."""
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
     def count(self, prompt: str) -> int:
         options = {"add_special_tokens": not self.templated, "verbose": False}
         return len(self.tokenizer(prompt, **options)["input_ids"])

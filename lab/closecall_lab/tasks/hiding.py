@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from .example import JSON, Example, Question, Span, encode_ask
 from .fit import Room, most, tail
-from .haystacks import Hay, hay
+from .haystacks import hay
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ def hide(plan: Hiding, haystack: str, room: Room, context: int, key: str) -> Exa
     chance = random.Random(f"{key}/haystack")
     source = hay(haystack, chance.random(), plan.decoy, plan.secrets)
 
+    needles = [source.dressed(needle) for needle in plan.needles]
+
     def text(n: int, words: int) -> tuple[str, list[Span]]:
-        body, spans = _body(plan, source, n, words)
-        begin = len(plan.intro) + 2
-        return f"{plan.intro}\n\n{body}\n\n", [(begin + start, begin + end) for start, end in spans]
+        sentences = [*source.first(n), *([source.dressed(tail(words))] if words else [])]
+        body, spans = placed(needles, plan.depths, sentences, source.joint)
+        return f"{plan.intro}\n\n{body}\n\n", moved(spans, len(plan.intro) + 2)
 
     gold = [depth for ask in plan.asks for depth in (plan.depths[i] for i in ask.gold)]
     meta = {"depths": gold, **source.facts, **plan.meta}
@@ -90,7 +92,7 @@ def fill(
             prompt, _, begin = room.shared(body, ask.question, ask.said(room))
         else:
             prompt, begin = room.prompt(body + ask.question, ask.said(room))
-        return prompt, [(begin + start, begin + end) for start, end in spans]
+        return prompt, moved(spans, begin)
 
     @cache
     def size(n: int, words: int = 0) -> int:
@@ -122,27 +124,31 @@ def fill(
     )
 
 
-def _body(plan: Hiding, source: Hay, n: int, words: int) -> tuple[str, list[Span]]:
-    """The haystack's text, and where in it each needle of the plan is."""
-    sentences = [*source.first(n), *filter(None, [source.dressed(tail(words)) if words else ""])]
-    places = sorted(range(len(plan.needles)), key=lambda i: plan.depths[i])
+def placed(
+    needed: Sequence[str], depths: Sequence[float], others: Sequence[str], joint: str, end: Sequence[str] = ()
+) -> tuple[str, list[Span]]:
+    """Joins the pieces, each needed one at its depth among the others, and tells where the needed ones stand."""
     pieces: list[str] = []
-    spans: list[Span] = [(0, 0)] * len(plan.needles)
-    at = 0
+    spans: list[Span] = [(0, 0)] * len(needed)
+    at = done = 0
 
     def put(piece: str) -> Span:
         nonlocal at
         pieces.append(piece)
-        begin, at = at, at + len(piece) + len(source.joint)
+        begin, at = at, at + len(piece) + len(joint)
         return begin, begin + len(piece)
 
-    done = 0
-    for i in places:
-        until = round(plan.depths[i] * len(sentences))
-        for sentence in sentences[done:until]:
-            put(sentence)
+    for i in sorted(range(len(needed)), key=lambda i: depths[i]):
+        until = round(depths[i] * len(others))
+        for piece in others[done:until]:
+            put(piece)
         done = max(done, until)
-        spans[i] = put(source.dressed(plan.needles[i]))
-    for sentence in sentences[done:]:
-        put(sentence)
-    return source.joint.join(pieces), spans
+        spans[i] = put(needed[i])
+    for piece in (*others[done:], *end):
+        put(piece)
+    return joint.join(pieces), spans
+
+
+def moved(spans: Sequence[Span], by: int) -> list[Span]:
+    """The spans in a text that has so many characters in front."""
+    return [(by + start, by + end) for start, end in spans]

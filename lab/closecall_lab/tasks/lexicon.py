@@ -5,39 +5,12 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Iterable
+from pathlib import Path
 
+from ..spine.files import word_lists
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-ADJECTIVES = _words(
-    """
-    able amber ample ancient arid azure bashful bitter blunt bold brave brief bright brisk broad bronze calm candid
-    careful cheerful chilly civil clever coastal copper cosmic crimson crisp curious daring dusty eager early earnest
-    elder faint fair famous fearless fierce florid fluent formal frosty gentle gilded glad golden grand grateful hardy
-    hasty hidden hollow honest humble ivory jolly keen kindly lively lofty lonely loyal lucid lunar mellow merry mild
-    misty modest mossy narrow neat nimble noble northern orderly pale patient placid polite prompt proud quaint quick
-    quiet rapid rare restless robust rosy rural rustic sandy scarlet secret serene silent silver simple sleepy slender
-    smooth sober solar solemn southern spiral stately steady stern sturdy subtle sunny swift tame tender tidy timid
-    tranquil urban vast velvet vivid wandering warm wary western windy winter wise witty wooden young zesty
-    """
-)
-NOUNS = _words(
-    """
-    acorn almond anchor anvil apple apron arrow badger bakery balcony bamboo barrel basin basket beacon beaver bell
-    birch blanket bottle bridge bucket butter button cabin camera canal candle canoe carpet castle cedar cellar chapel
-    chimney circle clock cloud clover cobbler comet compass cottage cradle crane cricket curtain desert diamond dolphin
-    donkey drum eagle elbow ember engine falcon feather fiddle finch flute forest fountain fox galaxy garden gate
-    glacier goblet hammer harbor harp hazel hedge helmet heron hill honey horizon island jacket jungle kettle kite
-    ladder lagoon lamp lantern lemon library lizard lobster locket magnet mantle maple market meadow mirror mitten
-    monument mountain museum napkin needle oasis ocean olive orchard organ otter oven owl paddle palace parcel pebble
-    pencil pepper piano pigeon pillow planet plaza pocket pond poplar prairie pumpkin quarry quilt rabbit raft raven
-    ribbon river robin rocket saddle sailor scarf shelter shovel sparrow spoon spruce stable statue stream table temple
-    thicket thistle ticket tower tractor trumpet tulip tunnel turtle valley violin wagon walnut walrus whistle willow
-    window wren yarn zebra
-    """
-)
+WORDS = word_lists(Path(__file__).with_name("lexicon.txt"))
+ADJECTIVES, NOUNS = WORDS["adjective"], WORDS["noun"]
 
 
 class Drawer:

@@ -201,10 +201,10 @@ class Musique(LongBenchV1):
         if self.hops is None:
             return rows, range(len(rows))
         if "hops" in rows.columns:
-            told = [None if hops is None else int(hops) for hops in rows.column("hops")]
+            by_row = [None if hops is None else int(hops) for hops in rows.column("hops")]
         else:
-            told = [_hops(str(name)) for name in rows.column("id" if own else "_id")]
-        there = sorted({hops for hops in told if hops is not None})
+            by_row = [_hops(str(name)) for name in rows.column("id" if own else "_id")]
+        there = sorted({hops for hops in by_row if hops is not None})
         if not there:
             raise ValueError(
                 f"{rows.source} does not tell how many hops a question takes: give data=FILE with MuSiQue's own ids "
@@ -212,7 +212,7 @@ class Musique(LongBenchV1):
             )
         if self.hops not in there:
             raise ValueError(f"{rows.source} has no questions of {self.hops} hops: there are {there}")
-        return rows, [i for i, hops in enumerate(told) if hops == self.hops]
+        return rows, [i for i, hops in enumerate(by_row) if hops == self.hops]
 
     def item(self, row: Mapping[str, Any]) -> Item:
         found = _of_musique(row) if "paragraphs" in row else super().item(row)

@@ -42,6 +42,10 @@ class Needles(Generated):
         """How many keys are asked for, how many numbers each has, and how many keys there are besides."""
         return 1, 1, 0
 
+    def apart(self) -> int:
+        """How many keys are asked for one after the other, each by a question of its own; 0: all in one question."""
+        return 0
+
     def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
         asked, values, others = self.counts()
         drawer = Drawer(chance)
@@ -51,15 +55,17 @@ class Needles(Generated):
         depths = [chance.random() for _ in pairs]
         gold = range(asked * values)
         answers = tuple(value for _, value in pairs[: len(gold)])
+        asks = [_ask([name], (value,), [i]) for i, (name, value) in enumerate(pairs[: self.apart()])]
         plan = Hiding(
             task=str(self),
             intro=INTRO,
             needles=[needle(*pair) for pair in pairs],
             depths=depths,
-            asks=[_ask(names[:asked], answers, gold)],
-            secrets=[*names, *answers],
+            asks=asks or [_ask(names[:asked], answers, gold)],
+            secrets=[*names, *((value for _, value in pairs) if asks else answers)],
             decoy=lambda: needle(drawer.name(), drawer.number(DIGITS)),
-            max_new_tokens=ANSWER_TOKENS * len(gold),
+            max_new_tokens=0 if asks else ANSWER_TOKENS * len(gold),
+            shared=bool(asks),
         )
         return hide(plan, self.haystack, room, context, key)
 
@@ -138,24 +144,8 @@ class MultiKey(Needles):
     def counts(self) -> tuple[int, int, int]:
         return 1, 1, self.keys - 1
 
-    def make(self, room: Room, context: int, key: str, chance: random.Random) -> Example:
-        if self.questions == 1:
-            return super().make(room, context, key, chance)
-        drawer = Drawer(chance)
-        names = [drawer.name() for _ in range(self.keys)]
-        values = [drawer.number(DIGITS) for _ in names]
-        plan = Hiding(
-            task=str(self),
-            intro=INTRO,
-            needles=list(map(needle, names, values)),
-            depths=[chance.random() for _ in names],
-            asks=[_ask([names[i]], (values[i],), [i]) for i in range(self.questions)],
-            secrets=[*names, *values],
-            decoy=lambda: needle(drawer.name(), drawer.number(DIGITS)),
-            max_new_tokens=0,
-            shared=True,
-        )
-        return hide(plan, self.haystack, room, context, key)
+    def apart(self) -> int:
+        return self.questions if self.questions > 1 else 0
 
 
 @TASKS.register("niah-multivalue")

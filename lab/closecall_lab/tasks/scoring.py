@@ -34,11 +34,11 @@ def plain_words(text: str) -> list[str]:
 
 def f1(answer: str, output: str) -> float:
     """The harmonic mean of precision and recall over words, each counted as often as it occurs in both."""
-    gold, said = plain_words(answer), plain_words(output)
-    shared = sum((Counter(gold) & Counter(said)).values())
+    answer_words, output_words = plain_words(answer), plain_words(output)
+    shared = sum((Counter(answer_words) & Counter(output_words)).values())
     if shared == 0:
         return 0.0
-    precision, recall = shared / len(said), shared / len(gold)
+    precision, recall = shared / len(output_words), shared / len(answer_words)
     return 2 * precision * recall / (precision + recall)
 
 

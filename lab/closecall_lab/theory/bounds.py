@@ -115,11 +115,6 @@ class RegretBound:
         """Says whether spacings dominate, so that the closed form is sharper than its caps, or noise does."""
         return "spacing-dominated" if self.eps_bar < 1 else "noise-dominated"
 
-    @property
-    def as_published(self) -> float:
-        """min(q, 1 - q) C_q, which few tiles can exceed."""
-        return min(self.q, 1 - self.q) * self.c_q
-
 
 def spread_variation(spread: Tensor) -> float:
     """CV(r), the observable stand-in for beta."""

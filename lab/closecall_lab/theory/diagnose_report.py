@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..spine.numbers import known_mean
 from ..spine.table import Column, Table
 from .analysis import BY_TILE, Scales, ScorerDiagnosis, analyse
 from .dump import Dump
@@ -37,8 +38,7 @@ def setting(facts: dict[str, Any]) -> str:
 
 
 def _mean(scales: Sequence[Scales], name: str) -> float | None:
-    known = [x for s in scales if not math.isnan(x := getattr(s, name))]
-    return float(np.mean(known)) if known else None
+    return known_mean(getattr(s, name) for s in scales)
 
 
 def _median_bound(scales: Sequence[Scales], name: str) -> float | None:
@@ -94,12 +94,12 @@ def scales_table(findings: Sequence[ScorerDiagnosis]) -> Table:
 
 
 def _not_numbers(f: ScorerDiagnosis) -> str:
-    said = []
+    remarks = []
     if f.not_numbers:
-        said.append(f"{f.not_numbers} cells with scores that are not numbers, left out of everything here")
+        remarks.append(f"{f.not_numbers} cells with scores that are not numbers, left out of everything here")
     if f.silent:
-        said.append(f"{f.silent} cells of heads with tau-hat 0, whose V* is 0")
-    return f"{f.scorer}: " + "; ".join(said)
+        remarks.append(f"{f.silent} cells of heads with tau-hat 0, whose V* is 0")
+    return f"{f.scorer}: " + "; ".join(remarks)
 
 
 def triggers_table(f: ScorerDiagnosis) -> Table:
@@ -188,14 +188,16 @@ def verdict(f: ScorerDiagnosis) -> str:
     if not sigma.n:
         return "tiles do not differ in what expansion regains: no signal can be judged"
     good = "a good" if sigma.value > 0.5 else "a weak" if sigma.value > 0.1 else "no useful"
-    said = f"sigma is {good} signal here ({_shown(sigma)} rank correlation with the mass that expansion regains)"
+    sentence = f"sigma is {good} signal here ({_shown(sigma)} rank correlation with the mass that expansion regains)"
     if _clearly(free, sigma):
-        said = f"{said}; {best_signal(f)}, from the same ranked scores, is better ({_shown(free)})"
+        sentence = f"{sentence}; {best_signal(f)}, from the same ranked scores, is better ({_shown(free)})"
     else:
-        said = f"{said}; no other signal from the ranked scores is clearly better"
+        sentence = f"{sentence}; no other signal from the ranked scores is clearly better"
     if _clearly(rows, max(sigma, free, key=lambda m: m.value if m.n else -math.inf)):
-        said = f"{said}; {best_signal(f, BY_ROW)}, an exponential a row and block more, agrees better ({_shown(rows)})"
-    return said
+        sentence = (
+            f"{sentence}; {best_signal(f, BY_ROW)}, an exponential a row and block more, agrees better ({_shown(rows)})"
+        )
+    return sentence
 
 
 def _asked(f: ScorerDiagnosis) -> list[str]:

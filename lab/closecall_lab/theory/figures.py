@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import rankdata  # type: ignore[import-untyped]
 
 from ..spine.figure import frame, plain, widen
 from ..spine.style import BUDGET, COLOURS, INK
@@ -91,7 +92,7 @@ def within(x: Array, pool: Array) -> Array:
     """Ranks each value within its pool, from 0 (smallest) to 1."""
     found = np.empty(len(x))
     for mine in (pool == p for p in np.unique(pool)):
-        found[mine] = (signals.ranks(x[mine]) - 0.5) / mine.sum()
+        found[mine] = (rankdata(x[mine]) - 0.5) / mine.sum()
     return found
 
 

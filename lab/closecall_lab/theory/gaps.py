@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from closecall.ranking import Ranked
-
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
@@ -53,22 +51,6 @@ class Tiles:
         """Makes tiles that all have the same cut."""
         return cls(scores, *(torch.full((len(scores),), x, device=scores.device) for x in (keep, expanded)))
 
-    @classmethod
-    def from_ranked(cls, ranked: Ranked, tile_budget: int, expanded_budget: int) -> tuple[Tiles, Tensor]:
-        """The cells of a ranking that see more than `expanded_budget` blocks, as the paper's diagnostic takes them, and
-        which of `[B, H, T]` they are. Needs a ranking as wide as the blocks are many to be about all of them."""
-        if not 1 <= tile_budget <= expanded_budget:
-            raise ValueError(f"needs 1 <= tile budget <= expanded budget, got {tile_budget} and {expanded_budget}")
-        valid = (ranked.visible > expanded_budget) & (ranked.forced < tile_budget)
-        if not bool(valid.any()):
-            raise ValueError(
-                f"no tile sees more than {expanded_budget} blocks (the most is {int(ranked.visible.max())}): "
-                f"use a context of at least {expanded_budget + 1} blocks or a smaller budget"
-            )
-        cells = valid[:, None].expand(ranked.scores.shape[:3])
-        forced = ranked.forced[:, None].expand_as(cells)[cells]
-        return cls(ranked.scores[cells], tile_budget - forced, expanded_budget - forced), cells
-
     @property
     def blocks(self) -> Tensor:
         """int64 `[n]`: how many blocks are ranked."""
@@ -104,11 +86,6 @@ class Gaps:
     spread: Tensor
     margin: Tensor
 
-    @property
-    def ties(self) -> float:
-        """The share of tiles whose cut goes through a tie."""
-        return float((self.cutoff == 0).double().mean())
-
 
 def gaps(tiles: Tiles) -> Gaps:
     last_in, first_out = tiles.at(tiles.keep - 1), tiles.at(tiles.keep)
@@ -124,19 +101,6 @@ def floors(tiles: Tiles) -> Tensor:
     rank = torch.arange(spacing.shape[1], device=spacing.device)
     other = (rank != tiles.keep[:, None] - 1) & (rank < tiles.blocks[:, None] - 1)
     return spacing.masked_fill(~other, torch.inf).amin(1)
-
-
-def noise(row_scores: Tensor) -> float:
-    """tau-hat: half the mean squared difference of adjacent rows' scores `[..., rows, blocks]`, its root.
-
-    Measures how rough scores are from row to row, the paper's stand-in for how far scores are from relevance.
-    """
-    if row_scores.ndim < 2 or row_scores.shape[-2] < 2:
-        raise ValueError(f"needs scores [..., rows, blocks] of at least two adjacent rows, got {[*row_scores.shape]}")
-    steps = row_scores.double().diff(dim=-2)
-    if not bool(steps.isfinite().all()):
-        raise ValueError("row scores hold a NaN or an infinity: leave out the blocks that a row does not see")
-    return float((steps.square().mean() / 2).sqrt())
 
 
 def numbered(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata  # type: ignore[import-untyped]
 
 Array = np.ndarray[Any, Any]
 
@@ -45,19 +46,11 @@ def of(cells: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
     }
 
 
-def ranks(x: Array) -> Array:
-    """Ranks values from 1 up; equal values share the mean of their ranks."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    found: Array = (last - (counts - 1) / 2)[inverse]
-    return found
-
-
 def spearman(x: Array, y: Array) -> float:
     """Rank correlation; NaN where either is constant or there are fewer than three."""
     if len(x) < 3:
         return math.nan
-    a, b = (r - r.mean() for r in (ranks(x), ranks(y)))
+    a, b = (r - r.mean() for r in (rankdata(x), rankdata(y)))
     size = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
     return float((a * b).sum()) / size if size else math.nan
 
@@ -68,7 +61,7 @@ def auc(signal: Array, event: Array, group: Array) -> float:
     won, pairs = 0.0, 0
     for mine in (group == g for g in np.unique(group)):
         n, others = int(event[mine].sum()), int((~event[mine]).sum())
-        won += float(ranks(signal[mine])[event[mine]].sum()) - n * (n + 1) / 2
+        won += float(rankdata(signal[mine])[event[mine]].sum()) - n * (n + 1) / 2
         pairs += n * others
     return won / pairs if pairs else math.nan
 

@@ -18,7 +18,7 @@ from closecall.policy import policy
 from closecall_lab.bench import base
 from closecall_lab.bench import cli as bench_cli
 from closecall_lab.bench.base import uncut
-from closecall_lab.bench.profile.hooks import around_attention
+from closecall_lab.bench.profile.parts import around_attention
 from closecall_lab.spine import memory
 from closecall_lab.spine.options import counts
 

@@ -13,8 +13,7 @@ import torch
 from closecall.policy import policy
 from closecall_lab.eval import statistics
 from closecall_lab.eval.compare import cost, figure, report, ring
-from closecall_lab.eval.compare.parts import belongs, numbers
-from closecall_lab.eval.compare.quality import Quality
+from closecall_lab.eval.compare.quality import Quality, belongs, numbers
 from closecall_lab.eval.compare.quality import Row as Judged
 from closecall_lab.eval.compare.ring import Captured, RingGrid, duels, entrants, pairs
 from closecall_lab.eval.spec import Spec

@@ -240,6 +240,6 @@ def test_too_little_memory_is_refused_before_the_prefill(subject: Subject, monke
     task, example = shared(subject)
     need = subject.key_value_bytes(1000)
     assert need == 2 * 2 * 2 * 16 * 1000 * 4  # keys and values, layers, heads, width, tokens, bytes
-    monkeypatch.setattr(subjects, "free_memory", lambda: 1000)
+    monkeypatch.setattr(subjects.memory, "free", lambda: 1000)
     with pytest.raises(ValueError, match=r"tokens need .* GiB for keys and values on tiny, and .* GiB are free"):
         measure(subject, task, example, POLICIES["topk"])

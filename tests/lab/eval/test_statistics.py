@@ -69,12 +69,13 @@ def test_wilson_on_a_textbook_case() -> None:
 def test_paired_recall_counts_what_dense_answered() -> None:
     """Table 2 of the paper, top-k on Qwen-14B: 19 of the 40 that dense answers, of 215."""
     dense = [1] * 40 + [0] * 175
-    found = statistics.paired_recall(dense, [1] * 19 + [0] * 21 + [1] * 22 + [0] * 153)
-    assert (found.n_dc, found.n, found.recall) == (40, 215, 19 / 40)
-    assert round(found.recall, 2) in (0.47, 0.48)
-    assert found.low < found.recall < found.high
-    assert statistics.paired_recall(dense, dense).recall == 1
-    assert math.isnan(statistics.paired_recall([0, 0], [1, 0]).recall)
+    questions = range(215)
+    found = statistics.paired_recall(dense, [1] * 19 + [0] * 21 + [1] * 22 + [0] * 153, questions)
+    assert (found.n, found.value) == (40, 19 / 40)
+    assert round(found.value, 2) in (0.47, 0.48)
+    assert found.low < found.value < found.high
+    assert statistics.paired_recall(dense, dense, questions).value == 1
+    assert math.isnan(statistics.paired_recall([0, 0], [1, 0], range(2)).value)
 
 
 def test_holm_by_hand() -> None:
@@ -170,7 +171,7 @@ def test_the_decomposition_of_the_papers_nemo_column() -> None:
     [
         (lambda: statistics.wilson([]), "at least one number"),
         (lambda: statistics.wilson([0.5]), "correct or not"),
-        (lambda: statistics.paired_recall([1, 0], [1]), "same questions, got 2 and 1"),
+        (lambda: statistics.paired_recall([1, 0], [1], range(2)), "same questions, got 2 and 1"),
         (lambda: statistics.mcnemar(-1, 2), "cannot be negative, got -1 and 2"),
         (lambda: statistics.clustered([1, 0], ["a"]), "2 values and 1 clusters"),
         (lambda: statistics.cluster_test([1], [1, 0], [1]), "got 1 and 2"),

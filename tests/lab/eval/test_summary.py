@@ -74,7 +74,7 @@ def test_lines(store: Store) -> None:
     quest = lines["quest", 8]
     assert quest.accuracy == statistics.wilson([1, 0, 0, 0, 1, 0, 0, 1])
     assert quest.paired is not None
-    assert (quest.paired.recall, quest.paired.n_dc) == (2 / 7, 7)  # the last one, dense answers wrong
+    assert (quest.paired.value, quest.paired.n) == (2 / 7, 7)  # the last one, dense answers wrong
     assert (quest.effective_budget, quest.tile_budget, quest.examples) == (15.0, 16, 4)
     assert (quest.trigger_rate, quest.hit, quest.hit_union) == (None, 0.25, 0.75)
     assert lines["router-on-quest", 8].trigger_rate == pytest.approx(0.4)

@@ -27,7 +27,6 @@ from closecall_lab.theory.cli import COMMANDS
 from closecall_lab.theory.diagnose import Study, diagnose
 from closecall_lab.theory.diagnose_report import best_signal, findings_of, markdown, verdict
 from closecall_lab.theory.dump import KEY, NAME, Dump, Writer
-from closecall_lab.theory.gaps import noise
 from closecall_lab.theory.loss import row_shares
 from closecall_lab.theory.tightness import dropped
 
@@ -109,7 +108,7 @@ def test_noise_and_estimated_mass_from_rows(scorer: str) -> None:
         rows = q[h, 16 * t : min(16 * t + 16, N)]
         free = made_by.summarise(k[h // 2, 16 : 16 * t].double(), 16)
         scores = SCALE * made_by.row_scores(rows.double(), free)
-        assert found["tau"][i] == pytest.approx(noise(scores), rel=1e-5)
+        assert found["tau"][i] == pytest.approx(math.sqrt(float(scores.diff(dim=0).square().mean()) / 2), rel=1e-5)
         position = torch.arange(16 * t, 16 * t + len(rows))
         forced = torch.cat([torch.arange(16), torch.arange(16 * t, 16 * t + len(rows))])
         logits = SCALE * rows.double() @ k[h // 2, forced].double().mT
@@ -346,7 +345,6 @@ def test_noise_is_a_root_mean_square_by_head() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
 def test_ranks_correlations_and_auc_are_scipys(pairs: list[tuple[int, int]]) -> None:
     x, y = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
-    assert signals.ranks(x).tolist() == scipy.stats.rankdata(x).tolist()
     mine = signals.spearman(x, y)
     if len(set(x)) > 1 and len(set(y)) > 1:
         assert mine == pytest.approx(scipy.stats.spearmanr(x, y).statistic)

@@ -6,14 +6,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-import closecall
-from closecall import backends
-from closecall.geometry import plan
-from closecall.ranking import margins
-from closecall_lab.theory.gaps import Tiles, check_tau, floors, gaps, noise
+from closecall_lab.theory.gaps import Tiles, check_tau, floors, gaps
 
 INF = math.inf
 
@@ -25,7 +19,6 @@ def test_by_hand() -> None:
     assert found.expansion.tolist() == [6.0, INF]  # the second tile has nothing beyond its expanded set
     assert found.spread.tolist() == [3.0, 0.0]
     assert found.margin.tolist() == pytest.approx([1 / 3, 0.0])
-    assert found.ties == 0.5
 
 
 def test_each_tile_has_its_own_cut() -> None:
@@ -46,29 +39,6 @@ def test_bfloat16_makes_ties() -> None:
     tiles = Tiles.of(torch.tensor([[300.0, 200.3, 200.1, 100.0]]), 2, 3)
     assert gaps(tiles).cutoff > 0
     assert gaps(tiles.as_bfloat16()).cutoff == 0
-    assert gaps(tiles.as_bfloat16()).ties == 1.0
-
-
-def test_from_a_ranking_equals_the_margins_of_the_rules() -> None:
-    generator = torch.Generator().manual_seed(1)
-    q, k = (torch.randn(2, h, 300, 16, generator=generator) for h in (4, 2))
-    policy = closecall.Policy(closecall.SCORERS["quest"](), closecall.policy("dense").rule, block=16, tile=16)
-    ranked = backends.load("reference").rank(q, k, policy, plan(2, 300, 300, 16, 16), 0.25)
-    tiles, cells = Tiles.from_ranked(ranked, 6, 12)
-    assert cells.shape == (2, 4, 19)
-    assert cells.sum() == 2 * 4 * 7  # tiles 12 to 18 see more than 12 blocks
-    assert torch.equal(gaps(tiles).margin, margins(ranked, 6)[cells])
-    assert bool((gaps(tiles).expansion >= gaps(tiles).cutoff).all())
-
-
-def test_no_valid_tile_says_which_context_would_do() -> None:
-    q = torch.randn(1, 1, 64, 8)
-    policy = closecall.Policy(closecall.SCORERS["mean"](), closecall.policy("dense").rule, block=16, tile=16)
-    ranked = backends.load("reference").rank(q, q, policy, plan(1, 64, 64, 16, 16), 1.0)
-    with pytest.raises(ValueError, match=r"no tile sees more than 12 blocks \(the most is 4\).* at least 13 blocks"):
-        Tiles.from_ranked(ranked, 6, 12)
-    with pytest.raises(ValueError, match="1 <= tile budget <= expanded budget, got 6 and 5"):
-        Tiles.from_ranked(ranked, 6, 5)
 
 
 @pytest.mark.parametrize(
@@ -92,23 +62,6 @@ def test_scores_that_are_none(scores: list[list[float]], keep: int, expanded: in
 def test_cuts_of_the_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"keep must be int64 \[2\]"):
         Tiles(torch.tensor([[2.0, 1.0], [2.0, 1.0]]), torch.tensor([1]), torch.tensor([1, 1]))
-
-
-@given(st.floats(0.01, 100), st.integers(0, 2**31))
-def test_noise_finds_the_scale_of_what_was_added_to_a_constant(tau: float, seed: int) -> None:
-    rows = torch.randn(400, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    still = torch.arange(30.0, dtype=torch.float64)
-    # 399 x 30 differences, each pair of neighbours sharing a row: the variance of the mean square is below 3 / 11970,
-    # so that of its root is below 3 / 4 / 11970. Six standard errors.
-    assert noise(still + tau * rows) == pytest.approx(tau, rel=6 * math.sqrt(0.75 / 11970))
-
-
-def test_noise_needs_two_rows_of_numbers() -> None:
-    assert noise(torch.ones(5, 3)) == 0.0
-    with pytest.raises(ValueError, match="two adjacent rows"):
-        noise(torch.ones(1, 3))
-    with pytest.raises(ValueError, match="NaN or an infinity"):
-        noise(torch.tensor([[1.0], [-INF]]))
 
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, math.nan, INF])

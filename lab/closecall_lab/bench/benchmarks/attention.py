@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from closecall import attend, attention, select
+from closecall import attention, select
 from closecall.api import covers_everything
 from closecall.backends import cpu, flex
 from closecall.checks import check_scale
@@ -23,13 +23,13 @@ from closecall.selection import Selection
 
 from ...eval.spec import Spec, split
 from ...spine import inputs
-from ...spine.numbers import mebibytes
+from ...spine.numbers import mebibytes, threads, three_digits
 from ...spine.options import each, one_of
 from ...spine.results import Facts, Measured
-from ...spine.table import Table
+from ...spine.table import Column, Table
 from ...spine.timing import LEAST_ROUNDS, Contender, Samples, interleave
-from .. import attention_report
-from ..base import Benchmark, TensorBenchmark, uncut
+from .. import over_context
+from ..base import Benchmark, TensorBenchmark, cell_columns, medians_note, select_then_attend, uncut, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +52,35 @@ HELP = "selection + attention over whole prompts"
 FULL = {"contexts": "4k,8k,16k,32k,64k,128k", "dims": "128,64", "threads": "1,all", "heads": "4", "kv_heads": "1",
         "budget": "33", "seconds": 20.0, "repeats": "15"}  # fmt: skip
 QUICK = FULL | {"contexts": "2k,4k,8k,16k", "dims": "128", "threads": "1", "seconds": 4.0}
+
+
+COLUMNS = (
+    *cell_columns(),
+    Column("policy", left=True),
+    Column("SDPA ms", lambda r: r["sdpa_ms"] and three_digits(r["sdpa_ms"])),
+    Column("ours ms", lambda r: three_digits(r["ms"])),
+    Column("vs SDPA", "vs_sdpa", ".2f"),
+    Column("vs our dense", "vs_dense", ".2f"),
+    Column("vs Flex", "attend_vs_flex", ".2f"),
+    Column("selection", "select_share", ".1%"),
+    Column("kept", spec=".1%"),
+    Column("GFLOP/s", "gflops", ".0f"),
+    Column("of peak", "share_of_peak", ".0%"),
+    Column("best round", lambda r: r.get("best_share_of_peak"), ".0%"),
+    Column("extra MiB", "extra_mib", ".1f"),
+    Column("scaling", "one_thread_over_all", ".2f"),
+)
+NOTES = (
+    "vs SDPA, vs our dense: their time over ours (selection + attention); above 1 we are faster.",
+    "vs Flex: compiled FlexAttention's time over our attention's on the same kept blocks, selection in neither.",
+    "GFLOP/s: of the attention kernel, over the kept blocks. scaling: one thread's time over this row's.",
+    "best round: the fastest round's GFLOP/s over the highest register peak seen; the median has the noise in it.",
+)
+SERIES = (
+    over_context.Series("vs_sdpa", "torch SDPA", "#c2410c", "o"),
+    over_context.Series("vs_dense", "our kernel, dense", "#1d4ed8", "s"),
+    over_context.Series("attend_vs_flex", "FlexAttention,\nsame blocks", "#6b7280", "^"),
+)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -108,10 +137,60 @@ class AttentionBench(TensorBenchmark):
         return _Cell(self, cell, *inputs.qkv(*shape, cell["dtype"])).measure()
 
     def table(self, machine: Facts, measured: Measured) -> Table:
-        return attention_report.table(machine, measured, self.policies, self.warnings)
+        cell, _ = measured[0]
+        peaks = sorted({f"{c['dtype']} {r['peak_gflops']:.0f}" for c, r in measured if r["peak_gflops"]})
+        forms = sorted({r["sdpa_form"] for _, r in measured if "sdpa_form" in r})
+        problems = sorted({r["flex_problem"] for _, r in measured if "flex_problem" in r})
+        notes = [
+            *(f"Warning: {w}" for w in self.warnings),
+            *(str(policy) for _, policy in self.policies),
+            *NOTES,
+            medians_note(measured),
+            *(
+                [f"Register peak of one core, measured between the rounds: {', '.join(peaks)} GFLOP/s."]
+                if peaks
+                else []
+            ),
+            *([f"SDPA is torch's flash kernel, in its faster form: {' or '.join(forms)}."] if forms else []),
+            *(f"No FlexAttention: {problem}" for problem in problems),
+        ]
+        return Table(f"Selection + attention: {where(machine, cell)}", COLUMNS, _rows(measured), notes, keys=5)
 
     def figures(self, machine: Facts, measured: Measured) -> dict[str, Figure]:
-        return attention_report.figures(machine, measured, self.policies)
+        """One figure per policy and thread count; the first policy on the fewest threads is `attention`."""
+        rows = _rows(measured)
+        counts = sorted({r["threads"] for r in rows})
+        drawn = {}
+        for name, p in self.policies:
+            for n in counts:
+                of_policy = [r for r in rows if r["policy"] == name and r["threads"] == n]
+                more = [
+                    *([name.replace(":", "-")] if name != self.policies[0][0] else []),
+                    *([f"{n}t"] if n != counts[0] else []),
+                ]
+                drawn["-".join(["attention", *more])] = over_context.speedups(
+                    title=f"How much faster is {name} on {threads(n)}?",
+                    subtitle=f"selection + attention over a whole prompt; {where(machine, of_policy[0])}\n{p}",
+                    rows=of_policy,
+                    series=SERIES,
+                    panels=("dtype", "dim"),
+                )
+        return drawn
+
+
+def _rows(measured: Measured) -> list[dict[str, Any]]:
+    return [
+        cell
+        | row
+        | {
+            "policy": name,
+            "ms": result["ms"][name],
+            "sdpa_ms": result["ms"].get("sdpa"),
+            "extra_mib": result["extra_mib"][name],
+        }
+        for cell, result in measured
+        for name, row in result["ours"].items()
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,11 +236,7 @@ class _Cell:
     def _ours(self, p: Named, kept: Selection | None, threads: int, suffix: str = "") -> Contender:
         if kept is None:
             return Contender.of(p.name + suffix, lambda: attention(self.q, self.k, self.v, p.policy), threads)
-        steps: dict[str, Callable[..., object]] = {
-            "select": lambda _: select(self.q, self.k, p.policy),
-            "attend": lambda selection: attend(self.q, self.k, self.v, selection),
-        }
-        return Contender(p.name + suffix, steps, threads)
+        return Contender(p.name + suffix, select_then_attend(self.q, self.k, self.v, p.policy), threads)
 
     def _flex(self, kept: dict[str, Selection | None], threads: int) -> list[Contender]:
         torch.compiler.reset()  # every cell is another shape, and torch stops compiling after a few

@@ -11,12 +11,12 @@ import torch
 from closecall import attention
 
 from ...spine import inputs
-from ...spine.numbers import mebibytes, size, threads, three_digits
+from ...spine.numbers import mebibytes, threads, three_digits
 from ...spine.results import Facts, Measured
 from ...spine.table import Column, Table
 from ...spine.timing import Contender, interleave
 from .. import over_context
-from ..base import Benchmark, TensorBenchmark
+from ..base import Benchmark, TensorBenchmark, cell_columns, medians_note, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,10 +27,7 @@ FULL = {"contexts": "4k,16k,32k,64k,128k", "dims": "128", "threads": "1,all", "h
 QUICK = FULL | {"contexts": "4k,16k", "seconds": 1.0}
 COLOURS = ("#c2410c", "#1d4ed8", "#047857", "#6b7280")
 COLUMNS = (
-    Column("cache", lambda r: size(r["context"])),
-    Column("type", "dtype", left=True),
-    Column("D", "dim"),
-    Column("threads"),
+    *cell_columns("cache"),
     Column("SDPA ms", lambda r: three_digits(r["sdpa_ms"])),
     Column("ours ms", lambda r: three_digits(r["ours_ms"])),
     Column("vs SDPA", "vs_sdpa", ".2f"),
@@ -84,14 +81,13 @@ class DecodeBench(TensorBenchmark):
         return {"rounds": samples.rounds, "rows": rows}
 
     def table(self, machine: Facts, measured: Measured) -> Table:
-        rounds = [r["rounds"] for _, r in measured]
         notes = [
             "vs SDPA: its time over ours on as many threads; above 1 we are faster. GB/s: of keys and values read.",
             "scaling: one thread's time over this row's.",
-            f"Medians of at least {min(rounds)} interleaved rounds; standard normal q, k, v.",
+            medians_note(measured),
             "SDPA is torch's flash kernel, in the faster of its forms for grouped heads.",
         ]
-        return Table(f"Decode: {self.where(machine, measured[0][0])}", COLUMNS, _rows(measured), notes, keys=4)
+        return Table(f"Decode: {where(machine, measured[0][0])}", COLUMNS, _rows(measured), notes, keys=4)
 
     def figures(self, machine: Facts, measured: Measured) -> dict[str, Figure]:
         by_cell: dict[tuple[object, ...], Facts] = {}
@@ -104,7 +100,7 @@ class DecodeBench(TensorBenchmark):
         ]
         figure = over_context.speedups(
             title="Decode: how much faster than torch SDPA?",
-            subtitle=f"one query row, every key; {self.where(machine, measured[0][0])}",
+            subtitle=f"one query row, every key; {where(machine, measured[0][0])}",
             rows=list(by_cell.values()),
             series=series,
             panels=("dtype", "dim"),

@@ -7,19 +7,16 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from closecall.api import attend, select
 from closecall.backends import cpu
-from closecall.policy import Policy, policy
+from closecall.policy import policy
 from closecall.summaries import Summaries
 
 from ...spine import inputs
-from ...spine.numbers import size, three_digits
+from ...spine.numbers import three_digits
 from ...spine.results import Facts, Measured
 from ...spine.table import Column, Table
 from ...spine.timing import Contender, Samples, interleave
-from ..base import Benchmark, TensorBenchmark, uncut
+from ..base import Benchmark, TensorBenchmark, cell_columns, medians_note, select_then_attend, uncut, where
 
 HELP = "what a decoding step's selection costs, from scratch and from kept summaries"
 FULL = {"contexts": "32k", "dims": "128", "threads": "1", "heads": "32", "kv_heads": "8", "budget": "33",
@@ -27,10 +24,7 @@ FULL = {"contexts": "32k", "dims": "128", "threads": "1", "heads": "32", "kv_hea
 QUICK = FULL | {"contexts": "8k", "seconds": 1.0}
 POLICIES = ("quest", "auto")
 COLUMNS = (
-    Column("cache", lambda r: size(r["context"])),
-    Column("type", "dtype", left=True),
-    Column("D", "dim"),
-    Column("threads"),
+    *cell_columns("cache"),
     Column("policy", left=True),
     Column("select ms", lambda r: three_digits(r["select_ms"])),
     Column("kept", lambda r: three_digits(r["kept_select_ms"])),
@@ -73,11 +67,10 @@ class DecodeSelectBench(TensorBenchmark):
             now = k.shape[2] - tried.block // 2  # the last block is half full, as it is on average
             tensors = (q, k[:, :, :now], v[:, :, :now])
             for threads in cell["threads"]:
-                kept[name, threads] = Summaries()
-                contenders += [
-                    _step(_label(name, threads), tensors, tried, None, threads),
-                    _step(_label(name, threads, kept=True), tensors, tried, kept[name, threads], threads),
-                ]
+                summaries = kept[name, threads] = Summaries()
+                again, goes_on = select_then_attend(*tensors, tried), select_then_attend(*tensors, tried, summaries)
+                contenders.append(Contender(_label(name, threads), again, threads))
+                contenders.append(Contender(_label(name, threads, kept=True), goes_on, threads))
         samples = interleave(contenders, seconds=cell["seconds"], most_rounds=cell["repeats"])
         return {"rounds": samples.rounds, "rows": [_row(samples, *key, summaries) for key, summaries in kept.items()]}
 
@@ -86,25 +79,14 @@ class DecodeSelectBench(TensorBenchmark):
             "select: of one query row; step: with its attention over the kept blocks. kept: the same going on from",
             "summaries of an earlier step. times: how much longer it takes without.",
             *(str(policy(name, budget=self.budget)) for name in POLICIES),
-            f"Medians of at least {min(r['rounds'] for _, r in measured)} interleaved rounds; standard normal q, k, v.",
+            medians_note(measured),
         ]
         rows = [cell | row for cell, result in measured for row in result["rows"]]
-        return Table(f"Sparse decoding: {self.where(machine, measured[0][0])}", COLUMNS, rows, notes, keys=5)
+        return Table(f"Sparse decoding: {where(machine, measured[0][0])}", COLUMNS, rows, notes, keys=5)
 
 
 def _label(name: str, threads: int, *, kept: bool = False) -> str:
     return f"{name} {threads}" + (" kept" if kept else "")
-
-
-def _step(
-    name: str, tensors: tuple[Tensor, Tensor, Tensor], tried: Policy, summaries: Summaries | None, threads: int
-) -> Contender:
-    q, k, v = tensors
-    steps = {
-        "select": lambda _: select(q, k, tried, summaries=summaries),
-        "attend": lambda selection: attend(q, k, v, selection),
-    }
-    return Contender(name, steps, threads)
 
 
 def _row(samples: Samples, name: str, threads: int, summaries: Summaries) -> Facts:

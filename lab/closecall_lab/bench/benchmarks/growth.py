@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from closecall.api import attend, attention, select
+from closecall.api import attention, select
 from closecall.info import DTYPES
 from closecall.policy import Policy
 
@@ -22,7 +22,7 @@ from ...spine.results import Facts, Measured
 from ...spine.table import Table
 from ...spine.timing import LEAST_ROUNDS, Contender, interleave
 from .. import growth_report
-from ..base import Benchmark, TensorBenchmark
+from ..base import Benchmark, TensorBenchmark, check_memory, select_then_attend
 from ..profile.policies import ProfiledPolicy, read
 from ..validate.device import Cpu
 
@@ -65,14 +65,9 @@ class GrowthBench(TensorBenchmark):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        there = Cpu().free_bytes()
+        remedy = "use shorter --contexts, fewer --heads, or --dtypes bf16"
         for cell in self.cells():
-            needed = bytes_needed(cell, [p.policy for p in self.policies])
-            if there is not None and needed > there:
-                raise ValueError(
-                    f"{self.label(cell)} needs about {needed:,} bytes of memory and {there:,} are there: use shorter "
-                    "--contexts, fewer --heads, or --dtypes bf16"
-                )
+            check_memory(self.label(cell), bytes_needed(cell, [p.policy for p in self.policies]), Cpu(), remedy)
 
     def shared(self) -> Facts:
         return super().shared() | {"what": "growth", "variants": [p.to_json() for p in self.policies]}
@@ -89,7 +84,7 @@ class GrowthBench(TensorBenchmark):
         q, k, v = inputs.qkv(cell["heads"], cell["kv_heads"], n, n, cell["dim"], cell["dtype"])
         form, sdpa, dense = baselines(q, k, v)
         contenders = [Contender.of("sdpa", sdpa, count), Contender.of("dense", dense, count)]
-        contenders += [_ours(profiled, q, k, v, count) for profiled in self.policies]
+        contenders += [Contender(p.name, select_then_attend(q, k, v, p.policy), count) for p in self.policies]
         samples = interleave(contenders, seconds=cell["seconds"], most_rounds=cell["repeats"])
         kept = {profiled.name: select(q, k, profiled.policy).effective_budget for profiled in self.policies}
         return {
@@ -106,14 +101,6 @@ class GrowthBench(TensorBenchmark):
 
     def figures(self, machine: Facts, measured: Measured) -> dict[str, Figure]:
         return {self.name: growth_report.figure(machine, measured)}
-
-
-def _ours(profiled: ProfiledPolicy, q: Tensor, k: Tensor, v: Tensor, threads: int) -> Contender:
-    steps: dict[str, Callable[..., object]] = {
-        "select": lambda _: select(q, k, profiled.policy),
-        "attend": lambda selection: attend(q, k, v, selection),
-    }
-    return Contender(profiled.name, steps, threads)
 
 
 def baselines(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Callable[[], Tensor], Callable[[], Tensor]]:

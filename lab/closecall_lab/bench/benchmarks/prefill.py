@@ -8,7 +8,8 @@ from typing import Any
 
 from ...eval.spec import DEFAULT
 from ...spine.numbers import TYPES
-from ...spine.options import one_of
+from ...spine.options import need, one_of
+from ...spine.options import shared as add_shared
 from ..base import Benchmark
 from ..profile.policies import read
 
@@ -18,18 +19,15 @@ QUICK = {"contexts": "1k,2k", "threads": "all", "budget": "4", "rounds": "2"}  #
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", metavar="NAME", required=True, help="smollm2, another of `closecall models`, a hub id or a directory"
-    )
-    parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
+    add_shared(parser, "model", "dtype")
     parser.add_argument("--policies", metavar="NAME,...", default=",".join(DEFAULT), help="(%(default)s)")
 
 
 def make(args: argparse.Namespace, shared: dict[str, Any]) -> Benchmark:
-    from closecall.models.load import load_model
-
-    from ..profile.model_run import ModelProfile
+    need(model=args.model)
+    from ..profile.model_run import ModelProfile, load
+    from ..validate.device import Cpu
 
     policies = read(args.policies, (shared.pop("budget"),))
     dtype = None if args.dtype is None else one_of("--dtype", TYPES)(args.dtype)
-    return ModelProfile(loaded=load_model(args.model, dtype=dtype), policies=policies, name="prefill", **shared)
+    return ModelProfile(loaded=load(args.model, dtype, Cpu()), policies=policies, name="prefill", **shared)

@@ -53,20 +53,14 @@ def profile_options(parser: Parser) -> None:
     from .policies import PROFILED
     from .shapes import NAMES
 
-    parser.add_argument(
-        "--model", metavar="NAME", help="probe, smollm2, one of `closecall models`, a hub id, a directory"
-    )
+    shared(
+        parser, "model", "contexts", "budgets", "out", model=None, contexts=None, out=Path("out/profile"),
+        contexts_help="lengths, k for 1024 (--model 2k,4k,8k; --shape 32k,64k,128k)", out_help="where results go",
+    )  # fmt: skip
     parser.add_argument("--shape", metavar="NAME", help=f"{', '.join(NAMES)}, or the hub id of one")
     parser.add_argument("--report", metavar="FILE,...", help="print these results as Markdown, and measure nothing")
     parser.add_argument(
-        "--contexts", "--context", metavar="N,...",
-        help="lengths, k for 1024 (--model 2k,4k,8k; --shape 32k,64k,128k)",
-    )  # fmt: skip
-    parser.add_argument(
         "--policies", metavar="NAME,...", help=f"presets, with overrides like router:q=0.3 ({','.join(PROFILED)})"
-    )
-    parser.add_argument(
-        "--budgets", "--budget", metavar="K,...", default="33", help="in blocks; tiles keep twice that (%(default)s)"
     )
     parser.add_argument(
         "--dtypes", "--dtype", metavar="TYPE,...", help="of fp32, bf16, fp16 (fp32,bf16; a model's own)"
@@ -78,9 +72,6 @@ def profile_options(parser: Parser) -> None:
     parser.add_argument("--dense-heads", metavar="H", help="query heads the dense baselines run on (as policies)")
     parser.add_argument("--rows", metavar="R", default="2k", help="rows for all but attention, or `all` (%(default)s)")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 (the best there is)")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("out/profile"), help="where results go (%(default)s)"
-    )
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
 
 
@@ -118,16 +109,11 @@ def _model(args: argparse.Namespace) -> Any:
     types = dtypes("--dtypes", args.dtypes) if args.dtypes else (None,)
     if len(types) > 1:
         raise ValueError(f"--dtypes {args.dtypes}: a model is loaded in one type; run the command once for each")
-    from closecall.models.load import load_model, own_name
+    from closecall.models.load import own_name
 
-    from ...eval.subject import Subject
-    from .model_run import ModelProfile
+    from .model_run import ModelProfile, load
 
-    if args.model.split(":")[0] == "probe":
-        loaded = Subject.open(args.model, dtype=types[0]).loaded
-        loaded.model.to(shared["device"].place)
-    else:
-        loaded = load_model(args.model, dtype=types[0], device=shared["device"].place)
+    loaded = load(args.model, types[0], shared["device"])
     return ModelProfile(loaded=loaded, name=f"profile-{files.slug(own_name(loaded.name))}", **shared)
 
 

@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from closecall.models.load import LoadedModel
+from closecall.models.load import LoadedModel, load_model
 
+from ...eval.subject import Subject
 from ...spine.inputs import SEED
 from ...spine.numbers import dtype_name, size
 from ...spine.results import Facts, Measured
 from ...spine.table import Table
+from ..base import check_memory
+from ..validate.device import Device
 from . import figures, tables
 from .prefills import Prefills, Profile
-from .shapes import refuse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def load(name: str, dtype: str | None, device: Device) -> LoadedModel:
+    """The model to profile, on the device: a probe, or whatever `load_model` takes."""
+    if name.split(":")[0] != "probe":
+        return load_model(name, dtype=dtype, device=device.place)
+    loaded = Subject.open(name, dtype=dtype).loaded
+    loaded.model.to(device.place)
+    return loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,9 @@ class ModelProfile(Profile):
 
     def __post_init__(self) -> None:
         for context in self.contexts:
-            refuse(f"{self.loaded.name} at {context} tokens", _bytes_needed(self.loaded.model, context), self.device)
+            needed = _bytes_needed(self.loaded.model, context)
+            what = f"{self.loaded.name} at {context} tokens"
+            check_memory(what, needed, self.device, "use a shorter context, or bf16")
 
     @property
     def warnings(self) -> list[str]:

@@ -6,9 +6,11 @@ our function asks for. While nobody watches, nothing is slower.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -16,12 +18,11 @@ from torch import Tensor
 
 from closecall import backends
 from closecall.geometry import Geometry, plan
+from closecall.hf.layers import find_layers
 from closecall.policy import Policy
 from closecall.ranking import Ranked
 from closecall.selection import Selection
 from closecall.summaries import Summaries
-
-from .hooks import around_attention
 
 SELECTION = ("summaries", "ranking", "rule", "indices")
 ATTENTION = (*SELECTION, "attend", "around")  # all that happens inside the attention function
@@ -37,6 +38,7 @@ MEANINGS = {
     "linear layers": "whole layers without full attention",
 }
 Lap = dict[str, float]  # seconds by part
+Function = Callable[..., Any]
 
 
 class Clock(Protocol):
@@ -145,6 +147,49 @@ class _Watched:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         with self._watch.span("attend"):
             return self._backend.attend(q, k, v, selection, geometry, scale, softcap)
+
+
+def _names(module: Any) -> dict[str, Any]:
+    """What a module's code sees: models may bring an attention registry and an eager function of their own."""
+    names: dict[str, Any] = inspect.unwrap(type(module).forward).__globals__
+    return names
+
+
+def _wrapped(function: Function | None, watched: frozenset[int], around: Callable[[], Any]) -> Function:
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = function or _names(module)["eager_attention_forward"]
+        if id(module) not in watched:
+            return chosen(module, *args, **kwargs)
+        with around():
+            return chosen(module, *args, **kwargs)
+
+    return functools.wraps(function)(call) if function else call
+
+
+@contextmanager
+def around_attention(model: Any, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enters `around()` for every call of the attention function of the layers that `attach` would take over: full
+    attention and no other, whether the model is attached or not.
+
+    While the block runs, transformers' registry holds wrapped functions under the names the model uses.
+    """
+    full = [layer.module for layer in find_layers(model) if layer.kind == "full"]
+    watched = frozenset(map(id, full))
+    before: dict[tuple[int, str], tuple[Any, Function | None]] = {}
+    try:
+        for module in full:
+            name = module.config._attn_implementation or "eager"
+            registry = _names(module)["ALL_ATTENTION_FUNCTIONS"]
+            if (id(registry), name) not in before:
+                before[id(registry), name] = (registry, registry._local_mapping.get(name))
+                registry[name] = _wrapped(registry.get(name), watched, around)
+        yield
+    finally:
+        for (_, name), (registry, function) in before.items():
+            if function is None:
+                del registry[name]
+            else:
+                registry[name] = function
 
 
 @contextmanager

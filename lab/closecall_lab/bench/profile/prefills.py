@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ from typing import Any
 from closecall.hf.attach import Handle, attach
 
 from ...spine import memory
-from ...spine.numbers import mebibytes
+from ...spine.numbers import known_mean, mebibytes
 from ...spine.results import Facts
 from ...spine.timing import SETTLE_SECONDS, Contender, Samples
 from ..base import Benchmark, label, tier, uncut
@@ -106,12 +104,8 @@ class Prefills:
 
 def kept(handle: Handle) -> dict[str, float | None]:
     """What the last prefill kept, over all layers that left something out; None where none did."""
-
-    def mean(key: str) -> float | None:
-        known = [value for layer in handle.stats().values() if not math.isnan(value := float(layer[key]))]
-        return statistics.fmean(known) if known else None
-
-    return {key: mean(key) for key in ("effective_budget", "kept_fraction", "trigger_rate")}
+    layers, keys = handle.stats().values(), ("effective_budget", "kept_fraction", "trigger_rate")
+    return {key: known_mean(float(layer[key]) for layer in layers) for key in keys}
 
 
 def take_turns(contenders: Sequence[Prefill], rounds: int, device: Device) -> Samples:

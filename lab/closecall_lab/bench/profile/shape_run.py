@@ -169,37 +169,37 @@ def multiply(laps: dict[str, list[Lap]], factors: dict[str, Factors]) -> dict[st
 
 def describe(shape: Shape, part: LayerPart, context: int) -> list[str]:
     """Exactly what was measured and what was multiplied, in sentences."""
-    said = []
+    lines = []
     if part.whole(shape, context):
-        said.append("Measured: one whole layer, all heads and all rows, in one piece.")
+        lines.append("Measured: one whole layer, all heads and all rows, in one piece.")
     else:
         heads = f"{part.q_heads} of {shape.q_heads} query heads on {part.kv_heads} of {shape.kv_heads} key heads"
         times = f"times {shape.q_heads / part.q_heads:g}"
         if part.q_heads / part.kv_heads != shape.q_heads / shape.kv_heads:
             times += f" (summaries of keys times {shape.kv_heads / part.kv_heads:g})"
         who = "attention and selection" if part.dense_heads == part.q_heads else "attention and selection of policies"
-        said.append(f"Measured: {who}, on {heads} at the full context; {times}.")
+        lines.append(f"Measured: {who}, on {heads} at the full context; {times}.")
         if part.dense_heads != part.q_heads:
             times = f"times {shape.q_heads / part.dense_heads:g}"
-            said.append(
+            lines.append(
                 f"Measured: attention of SDPA and of our dense kernel, on {part.dense_heads} of {shape.q_heads} "
                 f"query heads on one key head at the full context; {times}."
             )
-        said.append(
+        lines.append(
             f"Measured: everything outside attention, of one layer of true width, on {part.rows:,} rows; times "
             "context / rows. It is the same for all, so a wall over its bound shows only what our function does around "
             "selection and attention."
         )
     others = shape.layers - shape.full_layers
     if others:
-        said.append(
+        lines.append(
             f"Then times the layers: {shape.full_layers} of full attention, and {others} linear ones, of which one "
             f"was measured on {part.rows:,} rows."
         )
     else:
-        said.append(f"Then times {shape.layers} layers.")
+        lines.append(f"Then times {shape.layers} layers.")
     if shape.mixed and part.rows < context:
-        said.append(
+        lines.append(
             "With fewer rows each expert sees fewer of them, so the rest of a layer of experts is an upper bound."
         )
-    return [*said, "Left out: embedding, and the product with the vocabulary."]
+    return [*lines, "Left out: embedding, and the product with the vocabulary."]

@@ -11,11 +11,13 @@ from closecall.models.catalogue import shape as known_shape
 from closecall.models.entry import Entry, Shape
 from closecall.registry import unknown
 
+from ..base import check_memory
 from ..validate.device import Device
 
 # Llama 3 and 3.1 have the same dimensions.
 ALIASES = {"llama-3-8b": "llama-3.1-8b", "qwen3.6-35b-a3b": "qwen3.6-35b"}
 NAMES = (*SHAPES, *ALIASES)
+LESS = "use a shorter context, bf16, or measure less of a layer with --head-groups, --query-heads and --rows"
 
 
 def shape(name: str) -> Shape:
@@ -108,14 +110,5 @@ def bytes_needed(model: Shape, context: int, dtype: str, part: LayerPart) -> int
 
 
 def check_room(found: Shape, context: int, dtype: str, part: LayerPart, device: Device) -> None:
-    """Refuses before anything is allocated."""
-    refuse(f"{found.name} at {context} tokens in {dtype}", bytes_needed(found, context, dtype, part), device)
-
-
-def refuse(what: str, needed: int, device: Device) -> None:
-    there = device.free_bytes()
-    if there is not None and needed > there:
-        raise ValueError(
-            f"{what} needs about {needed:,} bytes of memory and {there:,} are there: use a shorter context, bf16, or "
-            "measure less of a layer with --head-groups, --query-heads and --rows"
-        )
+    needed = bytes_needed(found, context, dtype, part)
+    check_memory(f"{found.name} at {context} tokens in {dtype}", needed, device, LESS)

@@ -104,8 +104,7 @@ def run(args: argparse.Namespace) -> None:
     from ..store import Store
     from . import report, ring
     from .capture import Capture
-    from .parts import check_part
-    from .quality import Findings, judge_all
+    from .quality import Findings, check_part, judge_all
 
     check_part(args.split)
     if args.seconds < 0:

@@ -19,16 +19,36 @@ from torch import Tensor
 
 from closecall.api import attend, attention, select
 from closecall.policy import Policy
+from closecall.registry import unknown
 from closecall.selection import Selection
 
 from ..matched import matched
 from ..spec import Spec
 from ..store import SEMANTICS
 from .capture import FORMAT, Asked, Capture, CapturedLayer, Prompt
-from .parts import belongs
 
 Variant = tuple[Spec, int]
 MEASURED = 2  # raise it when more is measured, or otherwise: older findings then no longer count
+
+
+# Two halves of the examples: one to choose a selector by, one to be looked at once, at the end. Their numbers leave
+# this remainder when divided by two.
+PARTS = {"choose": 0, "final": 1}
+
+
+def numbers(part: str, n: int) -> list[int]:
+    """The first n example numbers of a part."""
+    return [2 * i + PARTS[check_part(part)] for i in range(n)]
+
+
+def belongs(number: int, part: str) -> bool:
+    return number % 2 == PARTS[check_part(part)]
+
+
+def check_part(part: str) -> str:
+    if part not in PARTS:
+        raise unknown("split", part, PARTS)
+    return part
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...spine.numbers import three_digits
+from ...spine.numbers import p_text, three_digits
 from ...spine.table import Column, Table
 from ..matched import TOLERANCE
 from ..summary import Group, Line, where
@@ -17,10 +17,6 @@ from .ring import LEVEL, Answers, Bout, Captured, Duel, Score, Tally
 FAIR = f"A policy that keeps over {TOLERANCE:.1%} more than its rival on some example is shown, and not tested."
 KEEPS = "keeps: blocks, of those its rival keeps, as measured."
 VERDICT = f"better, worse: Holm-corrected p below {LEVEL:g}, by sign flips of whole contexts."
-
-
-def _p(value: float | None) -> str | None:
-    return None if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def _signed(value: float | None) -> str | None:
@@ -66,8 +62,8 @@ def duel_table(duels: Sequence[Duel], title: str) -> Table:
         Column("difference", "comparison.difference"),
         Column("wins", "comparison.wins"),
         Column("losses", "comparison.losses"),
-        Column("p", lambda r: r.comparison and _p(r.comparison.cluster)),
-        Column("Holm", lambda r: r.comparison and _p(r.comparison.cluster_holm)),
+        Column("p", lambda r: r.comparison and p_text(r.comparison.cluster)),
+        Column("Holm", lambda r: r.comparison and p_text(r.comparison.cluster_holm)),
         Column("verdict", left=True),
     )
     notes = (f"{KEEPS} wins: questions only the policy answers.", FAIR, VERDICT)
@@ -117,11 +113,11 @@ def bout_table(bouts: Sequence[Bout], title: str) -> Table:
         Column("error", lambda r: f"{r.error.value:+.4f}" if r.spent.fair else None),
         Column("wins", lambda r: r.wins if r.spent.fair else None),
         Column("losses", lambda r: r.losses if r.spent.fair else None),
-        Column("Holm p", lambda r: _p(r.p) if r.spent.fair else None),
+        Column("Holm p", lambda r: p_text(r.p) if r.spent.fair else None),
         Column("hit", lambda r: _signed(r.hit) if r.spent.fair else None),
-        Column("Holm p", lambda r: _p(r.p_hit) if r.spent.fair else None),
+        Column("Holm p", lambda r: p_text(r.p_hit) if r.spent.fair else None),
         Column("gold mass", lambda r: _signed(r.gold) if r.spent.fair else None),
-        Column("Holm p", lambda r: _p(r.p_gold) if r.spent.fair else None),
+        Column("Holm p", lambda r: p_text(r.p_gold) if r.spent.fair else None),
         Column("verdict by error", "verdict", left=True),
     )
     notes = (f"{KEEPS} error, hit, gold mass: differences; a smaller error wins the prompt.", FAIR, VERDICT)
@@ -198,7 +194,7 @@ def answer_tables(answers: Answers, part: str) -> list[Table]:
 
 def as_json(settings: dict[str, Any], answers: Answers | None, captured: Captured | None, costs: Sequence[Cost]) -> str:
     """Everything measured, for other programs."""
-    data: dict[str, Any] = {"closecall_compare": 1, "settings": settings, "costs": [_plain(c) for c in costs]}
+    data: dict[str, Any] = {"closecall_compare": 1, "settings": settings, "costs": _plain(costs)}
     if answers is not None:
         data["answers"] = [
             {
@@ -206,34 +202,37 @@ def as_json(settings: dict[str, Any], answers: Answers | None, captured: Capture
                 "fingerprint": g.model,
                 "task": g.task,
                 "context": g.context,
-                "policies": [_plain(line) for line in g.lines()],
-                "duels": [_plain(d) | {"verdict": d.verdict} for d in duels],
+                "policies": _plain(g.lines()),
+                "duels": _judged(duels),
             }
             for g, duels in zip(answers.groups, answers.duels, strict=True)
         ]
-        data["tallies"] = [_plain(t) for t in answers.tallies]
+        data["tallies"] = _plain(answers.tallies)
         data["over_models"] = [
-            {"task": task, "context": context, "duels": [_plain(d) | {"verdict": d.verdict} for d in duels]}
+            {"task": task, "context": context, "duels": _judged(duels)}
             for (task, context), duels in answers.over_models.items()
         ]
-        data["overall"] = [_plain(d) | {"verdict": d.verdict} for d in answers.overall]
+        data["overall"] = _judged(answers.overall)
     if captured is not None:
         data["captured"] = {
             "prompts": captured.prompts,
             "all": _scores(captured),
             "by_task": {task: _scores(captured, task=task) for task in captured.tasks},
-            "by_layer": {str(n): [_plain(s) for s in captured.scores(layer=n)] for n in captured.layers},
+            "by_layer": {str(n): _plain(captured.scores(layer=n)) for n in captured.layers},
         }
     return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
 
 
 def _scores(captured: Captured, task: str | None = None) -> dict[str, Any]:
-    bouts = [_plain(b) | {"verdict": b.verdict} for b in captured.bouts[task]]
-    return {"policies": [_plain(s) for s in captured.scores(task=task)], "bouts": bouts}
+    return {"policies": _plain(captured.scores(task=task)), "bouts": _judged(captured.bouts[task])}
 
 
-def _plain(found: Any) -> dict[str, Any]:
-    return dataclasses.asdict(found)
+def _plain(records: Sequence[Any]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(record) for record in records]
+
+
+def _judged(pairs: Sequence[Duel | Bout]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(pair) | {"verdict": pair.verdict} for pair in pairs]
 
 
 def _finite(value: Any) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...spine.numbers import known_mean
 from .. import runner, statistics, summary
 from ..grid import Grid, Job
 from ..matched import TOLERANCE
@@ -20,8 +21,7 @@ from ..spec import Spec
 from ..statistics import Comparison, Estimate
 from ..store import Store
 from ..summary import Group, Variant
-from .parts import belongs, check_part, numbers
-from .quality import Row, share
+from .quality import Row, belongs, check_part, numbers, share
 
 LEVEL = 0.05  # Holm-corrected: below it a difference is called one
 
@@ -280,13 +280,13 @@ class Captured:
 
     rows: list[Row]
     against: list[str]
-    _by: dict[Variant, list[Row]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _by(self) -> dict[Variant, list[Row]]:
         by: dict[Variant, list[Row]] = {}
         for row in self.rows:
             by.setdefault((row.policy, row.budget), []).append(row)
-        object.__setattr__(self, "_by", by)
+        return by
 
     @property
     def tasks(self) -> list[str]:
@@ -307,7 +307,7 @@ class Captured:
             here = [r for r in rows if task in (None, r.task) and layer in (None, r.layer)]
             if here:
                 budgets = [r.quality.effective_budget for r in here]
-                means = {name: _mean([read(r) for r in here]) for name, read in MEASURES.items()}
+                means = {name: known_mean(map(read, here)) for name, read in MEASURES.items()}
                 kept, there = _gold(here)
                 gold = {"gold": share(kept, there), "gold_kept": kept, "gold_there": there}
                 listed.append(Score(policy, budget, sum(budgets) / len(budgets), **means, **gold))
@@ -337,11 +337,6 @@ def _gold(rows: Sequence[Row]) -> tuple[float | None, float | None]:
     if not mine:
         return None, None
     return sum(x.gold_kept or 0.0 for x in mine), sum(x.gold_there or 0.0 for x in mine)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [x for x in values if x is not None]
-    return sum(there) / len(there) if there else None
 
 
 def _per_prompt(rows: Sequence[Row], read: Callable[[Row], float | None]) -> dict[Hashable, float]:
