@@ -26,8 +26,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """Which rows a curve is measured on: some tiles, evenly spaced and the last one among them, a few rows of each; or,
-    where something is asked, the rows that matter to the answer."""
+    """Which rows a curve is measured on: some tiles, evenly spaced and the last one among them, a few rows of each."""
 
     tiles: int = 12
     rows: int = 8
@@ -37,19 +36,17 @@ class Sample:
     ) -> list[tuple[int, Tensor]]:
         """(tile, its row numbers in the call), of the tiles that have more blocks than are forced.
 
-        wanted: the rows to take, instead of a sample. last: whether the last tile is among them.
+        wanted: rows to take besides. last: whether the last tile is among them.
         """
         choosing = geometry.visible[0] > geometry.forced(sinks)[0] + 1
         choosing[-1] &= last
         tiles = choosing.nonzero()[:, 0]
         if not len(tiles):
             raise ValueError(f"no tile of {geometry.k_len} keys has a choice: tune on a longer text")
-        if len(wanted):
-            rows = torch.tensor(sorted(wanted))
-            taken = [(int(t), rows[rows // geometry.tile == t]) for t in tiles]
-            return [(t, own) for t, own in taken if len(own)]
         picked = tiles[torch.linspace(0, len(tiles) - 1, min(self.tiles, len(tiles))).round().long()]
-        return [(int(t), self._rows(geometry, int(t))) for t in picked]
+        rows = torch.cat([torch.tensor(wanted, dtype=torch.long), *(self._rows(geometry, int(t)) for t in picked)])
+        taken = [(int(t), rows[rows // geometry.tile == t].unique()) for t in tiles]
+        return [(t, own) for t, own in taken if len(own)]
 
     def _rows(self, geometry: Geometry, tile: int) -> Tensor:
         first, n = int(geometry.row[0, tile]), int(geometry.rows[0, tile])
@@ -79,7 +76,7 @@ def curves(
     """`[H, n_blocks + 1]`: squared error of each head's output at every budget, as a share of the layer's output.
 
     The layer's squared relative error is the sum over its heads. Budgets below the forced blocks count as these.
-    `wanted` are the rows to measure on, instead of a sample. A last tile that reads everything anyway is left out.
+    `wanted` are rows to measure on besides the sample. A last tile that reads everything anyway is left out.
     """
     if q.shape[0] != 1:
         raise ValueError(f"curves are measured on one sequence at a time, got a batch of {q.shape[0]}")

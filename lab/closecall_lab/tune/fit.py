@@ -29,10 +29,10 @@ from .allocate import allocate, costs_of
 from .curves import Sample, curves, last_reads_all
 from .pieces import Piece
 from .questions import Prompt
-from .stream import Stream, watched, weights
+from .stream import watched, weights
 
 Array = npt.NDArray[Any]
-STREAM = "stream "  # in front of a layer's number, beside its curves in a file
+SHARE = "share "  # in front of a layer's number, beside its curves in a file
 FLOOR = 6 * 64  # keys that every head keeps where nothing was asked: heads that look things up are idle on plain text
 
 
@@ -40,7 +40,7 @@ FLOOR = 6 * 64  # keys that every head keeps where nothing was asked: heads that
 class Fit:
     """The error curves of a model's layers: what is needed to split any mean budget.
 
-    Squared errors as shares of the residual stream, in all layers that read it (see `stream`).
+    Squared errors, weighed by how much of the residual stream they are (see `stream`).
     """
 
     layers: tuple[int, ...]
@@ -106,20 +106,26 @@ def fit(
     sample = sample or Sample()
     found: dict[bool, list[dict[int, Array]]] = {}
     for number, piece in enumerate(pieces):
+        asks = isinstance(piece, Prompt)
         path = work / f"curves-{_key(loaded, piece, base, sample)}.npz"
         if not path.exists():
             measured = _curves_of(loaded, piece, base, sample)
             with draft(path) as part, part.open("wb") as file:
                 np.savez(file, **measured)  # type: ignore[arg-type]
-        found.setdefault(isinstance(piece, Prompt), []).append(_stored(path))
+        found.setdefault(asks, []).append(_stored(path, asks=asks))
         say(f"curves of piece {number + 1} of {len(pieces)}: {piece.name}")
     every = [one for kind in found.values() for one in kind]
     layers = tuple(sorted(every[0]))
     width = max(one[layers[0]].shape[1] for one in every)
-    kinds = [
-        np.mean([[_widened(one[layer], width) for layer in layers] for one in kind], axis=0) for kind in found.values()
-    ]
+    kinds = [_alike([[_widened(one[n], width) for n in layers] for one in kind]) for kind in found.values()]
     return Fit(layers, np.mean(kinds, axis=0), head_dim(loaded.model), 0 if True in found else FLOOR)
+
+
+def _alike(curves: Sequence[Sequence[Array]]) -> Array:
+    """The mean of some pieces' curves, as shares of the error that an eighth of the blocks would leave."""
+    mean = np.mean(curves, axis=0)
+    whole = mean[..., mean.shape[2] // 8].sum()
+    return mean / whole if whole else mean
 
 
 def _key(loaded: LoadedModel, piece: Piece, base: Policy, sample: Sample) -> str:
@@ -141,13 +147,13 @@ def head_dim(model: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _stored(path: Path) -> dict[int, Array]:
-    """Curves by layer, weighed by what its errors are worth. A file that someone damaged is named, not trusted."""
+def _stored(path: Path, *, asks: bool) -> dict[int, Array]:
+    """Curves by layer, weighed by what its errors do. A file that someone damaged is named, not trusted."""
     try:
         with path.open("rb") as file, np.load(file) as stored:
-            streams = {int(n.removeprefix(STREAM)): Stream(*stored[n]) for n in stored.files if n.startswith(STREAM)}
-            worth = weights(streams)
-            return {layer: stored[str(layer)] * worth[layer] for layer in streams}
+            shares = {int(n.removeprefix(SHARE)): float(stored[n]) for n in stored.files if n.startswith(SHARE)}
+            worth = weights(shares, own=not asks)
+            return {layer: stored[str(layer)] * worth[layer] for layer in shares}
     except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{path} is damaged ({error}): delete it, and the same command measures that piece again"
@@ -165,7 +171,7 @@ def _curves_of(loaded: LoadedModel, piece: Piece, base: Policy, sample: Sample) 
         q, k, v = call.seen[:3]
         measured[str(layer)] = curves(q, k, v, base, call.scale, sample, softcap=call.softcap, wanted=wanted)
 
-    with attach(loaded.model, "dense") as handle, watched(loaded.model, handle.layers) as streams:
+    with attach(loaded.model, "dense") as handle, watched(loaded.model, handle.layers) as shares:
         handle.tap(see)
         loaded.model(torch.tensor([ids], device=loaded.model.device), logits_to_keep=1, use_cache=False)
-    return measured | {STREAM + str(layer): np.array(stream) for layer, stream in streams.items()}
+    return measured | {SHARE + str(layer): np.array(share) for layer, share in shares.items()}

@@ -41,10 +41,10 @@ class Prompt(Piece):
         return self.ids + (self.asks[0][0] if self.asks else ())
 
 
-def prompts(loaded: LoadedModel, names: Sequence[str], context: int, most: int) -> list[Prompt]:
+def prompts(loaded: LoadedModel, names: Sequence[str], context: int, most: int, *, seed: int = SEED) -> list[Prompt]:
     """`most` prompts of `context` tokens, of each task in turn."""
     kinds = [tasks.get(name) for name in names]
-    streams = [kind.examples(loaded.tokenizer, context, most, SEED, wrap=loaded.prompt) for kind in kinds]
+    streams = [kind.examples(loaded.tokenizer, context, most, seed, wrap=loaded.prompt) for kind in kinds]
     return [_prompt(loaded.tokenizer, example) for example in islice(_in_turn(streams), most)]
 
 

@@ -1,45 +1,40 @@
 """How much of the residual stream a layer's attention is: what an error of its output is worth.
 
 A tenth off in a layer whose attention is two thirds of the stream harms all that comes after; in one that adds a
-fiftieth it is lost in the sum. What is wrong in the stream stays there: every later layer reads it too, as a share of a
-stream that has grown since.
+fiftieth it is lost in the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from closecall.hf.layers import Layer
 
-
-class Stream(NamedTuple):
-    """The stream behind a layer's attention: how much of it attention added (the mean over rows of squared sizes), and
-    its own squared size (the median over rows: a first token may be a thousand times as large as the others)."""
-
-    share: float
-    size: float
+# By layer: the squared size of what attention adds over that of the stream after it, the mean over rows.
+Shares = dict[int, float]
 
 
-Streams = dict[int, Stream]  # by layer
+def weights(shares: Shares, *, own: bool) -> Shares:
+    """By layer: what an error of attention's output does, to be multiplied with its share of that output.
 
-
-def weights(streams: Streams) -> dict[int, float]:
-    """By layer: an error of attention's output as the later layers see it, its own included, each as a share of its
-    stream. To be multiplied with the error's share of attention's output."""
+    It makes the row's own stream wrong by attention's share of it, and stays there in proportion. `own`: that row is
+    asked for a prediction, so this counts in full. And every later layer's attention reads the row: that makes other
+    rows wrong, a question's too, by its share of theirs.
+    """
     return {
-        layer: one.share * sum(one.size / later.size for at, later in streams.items() if at >= layer)
-        for layer, one in streams.items()
+        layer: share * ((1.0 if own else 0.0) + sum(later for at, later in shares.items() if at > layer))
+        for layer, share in shares.items()
     }
 
 
 @contextmanager
-def watched(model: Any, layers: Sequence[Layer]) -> Iterator[Streams]:
-    """Measures the streams of a forward pass: read them when it is over."""
-    found: Streams = {}
+def watched(model: Any, layers: Sequence[Layer]) -> Iterator[Shares]:
+    """Measures the shares of a forward pass: read them when it is over."""
+    found: Shares = {}
     hooks: list[Any] = []
     try:
         for layer in (one for one in layers if one.kind == "full"):
@@ -50,7 +45,7 @@ def watched(model: Any, layers: Sequence[Layer]) -> Iterator[Streams]:
             hook.remove()
 
 
-def _hooks(model: Any, layer: Layer, found: Streams) -> list[Any]:
+def _hooks(model: Any, layer: Layer, found: Shares) -> list[Any]:
     before: list[Tensor] = []  # the stream that enters the block, while the block runs
     block = model.get_submodule(layer.name.rpartition(".")[0])
 
@@ -59,10 +54,10 @@ def _hooks(model: Any, layer: Layer, found: Streams) -> list[Any]:
 
     def add(_: Any, __: Any, out: Any) -> None:
         x = before.pop()
-        found[layer.index] = _stream(x, x + (out[0] if isinstance(out, tuple) else out))
+        found[layer.index] = _share(x, x + (out[0] if isinstance(out, tuple) else out))
 
     def arrive(_: Any, args: tuple[Any, ...]) -> None:
-        found[layer.index] = _stream(before.pop(), args[0])
+        found[layer.index] = _share(before.pop(), args[0])
 
     entered = block.register_forward_pre_hook(enter, with_kwargs=True)
     # Gemma normalises what attention adds: there the stream is seen where the MLP takes it.
@@ -71,6 +66,6 @@ def _hooks(model: Any, layer: Layer, found: Streams) -> list[Any]:
     return [entered, seen]
 
 
-def _stream(before: Tensor, after: Tensor) -> Stream:
-    added, size = ((x.float().square().sum(-1)) for x in (after - before, after))
-    return Stream(float((added / size.clamp(min=1e-30)).mean()), float(size.median()))
+def _share(before: Tensor, after: Tensor) -> float:
+    added, size = (x.float().square().sum(-1) for x in (after - before, after))
+    return float((added / size.clamp(min=1e-30)).mean())

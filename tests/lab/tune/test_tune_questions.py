@@ -11,7 +11,7 @@ import torch
 
 import closecall
 from closecall_lab.eval.subject import Subject
-from closecall_lab.tune.curves import Sample, curves
+from closecall_lab.tune.curves import Sample, curves, last_reads_all
 from closecall_lab.tune.fit import fit
 from closecall_lab.tune.pieces import Piece
 from closecall_lab.tune.questions import SEED, Answers, Prompt, ask, prompts
@@ -79,25 +79,30 @@ def test_where_dense_is_wrong_nothing_is_lost() -> None:
     assert other.kept(dense) == (1, 1)
 
 
-def test_curves_of_wanted_rows_are_those_of_their_tiles_alone() -> None:
+def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(2)
-    q, k, v = torch.randn(1, 4, 1000, 32), torch.randn(1, 2, 1000, 32) * 2, torch.randn(1, 2, 1000, 32)
+    return torch.randn(1, 4, 1000, 32), torch.randn(1, 2, 1000, 32) * 2, torch.randn(1, 2, 1000, 32)
+
+
+def test_wanted_rows_are_measured_besides_the_sample() -> None:
+    q, k, v = drawn()
     policy = closecall.policy("quest", budget=5, tile_factor=1)
-    rows = [10, 500, 501, 900]  # the first one's tile has no choice
-    measured = curves(q, k, v, policy, 32**-0.5, Sample(), wanted=rows)
-    dense = closecall.attention(q, k, v, "dense", backend="reference")[:, :, rows[1:]]
-    sparse = closecall.attention(q, k, v, policy, backend="reference")[:, :, rows[1:]]
+    sample, wanted = Sample(tiles=2, rows=1), [10, 500, 501, 960]  # the first one's tile has no choice
+    rows = [192, 500, 501, 960]  # the sample: the first rows of the first and last tile that choose
+    measured = curves(q, k, v, policy, 32**-0.5, sample, wanted=wanted)
+    dense = closecall.attention(q, k, v, "dense", backend="reference")[:, :, rows]
+    sparse = closecall.attention(q, k, v, policy, backend="reference")[:, :, rows]
     error = (sparse - dense).square().sum((0, 2, 3)) / dense.square().sum()
     assert torch.allclose(torch.from_numpy(measured[:, 5]).float(), error, atol=1e-6, rtol=1e-3)
 
 
 def test_a_last_tile_that_reads_everything_is_left_out() -> None:
-    torch.manual_seed(2)
-    q, k, v = torch.randn(1, 4, 1000, 32), torch.randn(1, 2, 1000, 32) * 2, torch.randn(1, 2, 1000, 32)
-    last = range(960, 1000)
-    auto, open_end = closecall.policy("auto"), closecall.policy("auto", factor=1)
-    assert not curves(q, k, v, auto, 32**-0.5, Sample(), wanted=last).any()
-    assert curves(q, k, v, open_end, 32**-0.5, Sample(), wanted=last).any()
+    q, k, _ = drawn()
+    geometry = closecall.select(q, k, "quest").geometry
+    assert [tile for tile, _ in Sample(tiles=2).of(geometry, 1, [970])] == [3, 15]
+    assert [tile for tile, _ in Sample(tiles=2).of(geometry, 1, [970], last=False)] == [3, 14]
+    assert last_reads_all(closecall.policy("auto"))
+    assert not last_reads_all(closecall.policy("auto", factor=2))
 
 
 def test_text_and_questions_count_alike(probe: Any, needles: list[Prompt], tmp_path: Any) -> None:
@@ -108,6 +113,7 @@ def test_text_and_questions_count_alike(probe: Any, needles: list[Prompt], tmp_p
     def curve(*pieces: Piece) -> Any:
         return fit(probe, pieces, base, tmp_path, say=quiet.append).curves
 
-    both = curve(*texts, needles[0])
-    wide = np.pad(curve(*texts), ((0, 0), (0, 0), (0, both.shape[2] - curve(*texts).shape[2])), mode="edge")
-    assert both == pytest.approx((wide + curve(needles[0])) / 2)
+    both, text, asked = curve(*texts, needles[0]), curve(*texts), curve(needles[0])
+    text = np.pad(text, ((0, 0), (0, 0), (0, both.shape[2] - text.shape[2])), mode="edge")
+    text /= text[..., both.shape[2] // 8].sum()
+    assert both == pytest.approx((text + asked) / 2)

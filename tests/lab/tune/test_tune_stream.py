@@ -14,7 +14,7 @@ from closecall.hf.layers import find_layers
 from closecall.rules.last_tile import LastTile
 from closecall.rules.per_head import PerHead
 from closecall_lab.tune.fit import Fit
-from closecall_lab.tune.stream import Stream, watched, weights
+from closecall_lab.tune.stream import watched, weights
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50}  # fmt: skip
@@ -32,21 +32,21 @@ def test_the_share_is_what_attention_adds_to_the_stream(config: Any) -> None:
         block.register_forward_pre_hook(lambda _, args, kwargs: into.append(args[0]), with_kwargs=True),
         normed.register_forward_pre_hook(lambda _, args: before_mlp.append(args[0])),
     ]
-    with torch.no_grad(), watched(model, find_layers(model)) as streams:
+    with torch.no_grad(), watched(model, find_layers(model)) as shares:
         model(torch.arange(1, 20)[None])
     for hook in hooks:
         hook.remove()
     added = (before_mlp[0] - into[0]).square().sum(-1) / before_mlp[0].square().sum(-1)
-    assert streams[1].share == pytest.approx(float(added.mean()), rel=1e-4)
-    assert streams[1].size == pytest.approx(float(before_mlp[0].square().sum(-1).median()))
-    assert set(streams) == {0, 1}
+    assert shares[1] == pytest.approx(float(added.mean()), rel=1e-4)
+    assert set(shares) == {0, 1}
     assert not block._forward_pre_hooks
     assert not block.self_attn._forward_hooks
 
 
-def test_an_error_counts_in_every_later_layer_by_its_share_of_the_stream() -> None:
-    found = weights({0: Stream(0.5, 1.0), 1: Stream(0.1, 4.0), 2: Stream(0.1, 8.0)})
-    assert found == pytest.approx({0: 0.5 * (1 + 1 / 4 + 1 / 8), 1: 0.1 * 1.5, 2: 0.1})
+def test_an_error_reaches_its_own_row_and_those_that_read_it_later() -> None:
+    shares = {0: 0.5, 1: 0.1, 2: 0.2}
+    assert weights(shares, own=True) == pytest.approx({0: 0.5 * 1.3, 1: 0.1 * 1.2, 2: 0.2})
+    assert weights(shares, own=False) == pytest.approx({0: 0.5 * 0.3, 1: 0.1 * 0.2, 2: 0})
 
 
 def test_tiles_that_read_everything_come_out_of_the_mean_and_nobody_pays_twice() -> None:
