@@ -37,7 +37,8 @@ def costs_of(visible: Array, most: int) -> Array:
 
     Tiles at the start of a text see few blocks, so a large budget costs less than its number says.
     """
-    return np.minimum(np.arange(most + 1)[:, None], visible).sum(1).astype(float)
+    costs: Array = np.minimum(np.arange(most + 1)[:, None], visible).sum(1).astype(float)
+    return costs
 
 
 def allocate(curves: Array, mean: float, floor: int, costs: Array | None = None) -> Array:

@@ -45,7 +45,7 @@ class Sample:
             raise ValueError(f"no tile of {geometry.k_len} keys has a choice: tune on a longer text")
         picked = tiles[torch.linspace(0, len(tiles) - 1, min(self.tiles, len(tiles))).round().long()]
         rows = torch.cat([torch.tensor(wanted, dtype=torch.long), *(self._rows(geometry, int(t)) for t in picked)])
-        taken = [(int(t), rows[rows // geometry.tile == t].unique()) for t in tiles]
+        taken = [(int(t), torch.unique(rows[rows // geometry.tile == t])) for t in tiles]
         return [(t, own) for t, own in taken if len(own)]
 
     def _rows(self, geometry: Geometry, tile: int) -> Tensor:

@@ -56,10 +56,11 @@ class Fit:
         """
         visible = self._visible(base)
         wanted = float(np.minimum(mean, visible).sum())
-        others = visible
-        if isinstance(base.rule, LastTile) and last_reads_all(base):
-            others = visible[: -base.rule.tiles]
-            wanted -= float(visible[-base.rule.tiles :].sum())
+        others, outer = visible, base.rule
+        if isinstance(outer, LastTile) and last_reads_all(base):
+            others = visible[: -outer.tiles]
+            wanted -= float(visible[-outer.tiles :].sum())
+            outer = dataclasses.replace(outer, pay=False)
         costs, least = costs_of(others, self.curves.shape[2] - 1), base.most_forced + 1
         if wanted < costs[least]:
             raise ValueError(
@@ -70,15 +71,14 @@ class Fit:
         while floor < self.floor // base.block and costs[floor + 1] <= wanted:
             floor += 1
         rule = PerHead(_tuples(allocate(self.curves, wanted, floor, costs)), self.layers, self.head_dim)
-        if last_reads_all(base):
-            return base.replace(rule=dataclasses.replace(base.rule, rule=rule, pay=False))
-        return _with_rule(base, rule)
+        return _with_rule(base.replace(rule=outer), rule)
 
     def _visible(self, base: Policy) -> Array:
         """How many blocks each tile of a piece sees."""
         n_blocks = self.curves.shape[2] - 1
         ends = np.arange(base.tile, n_blocks * base.block + base.tile, base.tile)
-        return np.minimum(-(-ends // base.block), n_blocks)
+        visible: Array = np.minimum(-(-ends // base.block), n_blocks)
+        return visible
 
     def even(self, base: Policy, mean: float) -> Policy:
         """The same blocks for every head: what the split is held against."""
@@ -123,7 +123,7 @@ def fit(
 
 def _alike(curves: Sequence[Sequence[Array]]) -> Array:
     """The mean of some pieces' curves, as shares of the error that an eighth of the blocks would leave."""
-    mean = np.mean(curves, axis=0)
+    mean: Array = np.mean(curves, axis=0)
     whole = mean[..., mean.shape[2] // 8].sum()
     return mean / whole if whole else mean
 

@@ -72,7 +72,8 @@ class Judge:
     def verdict(self, candidate: Policy) -> Verdict:
         """How the policy does, averaged over the pieces."""
         each = [self._of_piece(candidate, piece) for piece in self.pieces]
-        read = Verdict(**{name: fmean(asdict(one)[name] for one in each) for name in READ})
+        means: dict[str, Any] = {name: fmean(asdict(one)[name] for one in each) for name in READ}
+        read = Verdict(**means)
         return dataclasses.replace(read, **self._asked(candidate)) if self.prompts else read
 
     def _asked(self, candidate: Policy) -> dict[str, Any]:

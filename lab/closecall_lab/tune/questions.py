@@ -21,7 +21,7 @@ from closecall.models.load import LoadedModel
 from .. import tasks
 from ..eval.asking import fork
 from ..eval.kept import Watch, everything, mean
-from ..tasks.example import Asked, Example, answer_tokens, encode_ask, encode_example, tokens_of
+from ..tasks.example import Example, answer_tokens, encode_ask, encode_example, tokens_of
 from .pieces import Piece
 
 SEED = 7919  # no evaluation's, which people count from 0: what a policy is tuned on must not be asked again
@@ -64,13 +64,10 @@ def _prompt(tokenizer: Any, example: Example) -> Prompt:
             f"tuning asks many questions of one prompt, and {example.task} asks one: give it more, such as questions=8"
         )
     spans = [tokens_of(span, encoded.offsets) for question in example.questions for span in question.gold]
-    asks, places = (), ()
-    if example.shared:
-        made: list[Asked] = [encode_ask(tokenizer, question) for question in example.questions]
-        asks = tuple((tuple(one.ids), tuple(one.answer)) for one in made)
-    else:
-        found = [answer_tokens(example, question, encoded.offsets) for question in example.questions]
-        places = tuple((one.start, one.stop) for one in found)
+    made = [encode_ask(tokenizer, question) for question in example.questions if question.ask]
+    inside = [answer_tokens(example, question, encoded.offsets) for question in example.questions if not question.ask]
+    asks = tuple((tuple(one.ids), tuple(one.answer)) for one in made)
+    places = tuple((one.start, one.stop) for one in inside)
     evidence = tuple(sorted({place for span in spans for place in span}))
     return Prompt(example.key, tuple(encoded.ids), evidence, asks, places)
 
