@@ -185,13 +185,15 @@ def test_from_text_to_a_policy_that_attaches(
     monkeypatch.setattr("closecall_lab.tune.judge.ask", None)
     assert main(command) == 0
     assert capsys.readouterr().out == first.out
-    for name in ("asked", "judged", "curves"):  # a damaged file is named, not trusted; the last one read first
+    for name in ("judged", "asked", "curves"):  # a damaged file is named, not trusted
         path = next(work.glob(f"{name}-*"))
-        path.write_bytes(path.read_bytes()[:-20])
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
         assert main(command) == 2
         message = capsys.readouterr().err
         assert f"{path.name} is damaged" in message
         assert "delete it" in message
+        path.write_bytes(whole)
 
 
 @pytest.mark.parametrize(
