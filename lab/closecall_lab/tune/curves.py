@@ -7,6 +7,7 @@ at every budget.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from closecall import Policy, backends
 from closecall.geometry import Geometry, plan
+from closecall.rules.last_tile import DENSE, LastTile
 from closecall.rules.topk import TopK
 
 Array = npt.NDArray[Any]
@@ -29,13 +31,22 @@ class Sample:
     tiles: int = 12
     rows: int = 8
 
-    def of(self, geometry: Geometry, sinks: int) -> list[tuple[int, Tensor]]:
-        """(tile, its row numbers in the call), of the tiles that have more blocks than are forced."""
-        choosing = (geometry.visible[0] > geometry.forced(sinks)[0] + 1).nonzero()[:, 0]
-        if not len(choosing):
+    def of(
+        self, geometry: Geometry, sinks: int, wanted: Sequence[int] = (), *, last: bool = True
+    ) -> list[tuple[int, Tensor]]:
+        """(tile, its row numbers in the call), of the tiles that have more blocks than are forced.
+
+        wanted: rows to take besides. last: whether the last tile is among them.
+        """
+        choosing = geometry.visible[0] > geometry.forced(sinks)[0] + 1
+        choosing[-1] &= last
+        tiles = choosing.nonzero()[:, 0]
+        if not len(tiles):
             raise ValueError(f"no tile of {geometry.k_len} keys has a choice: tune on a longer text")
-        picked = choosing[torch.linspace(0, len(choosing) - 1, min(self.tiles, len(choosing))).round().long()]
-        return [(int(t), self._rows(geometry, int(t))) for t in picked]
+        picked = tiles[torch.linspace(0, len(tiles) - 1, min(self.tiles, len(tiles))).round().long()]
+        rows = torch.cat([torch.tensor(wanted, dtype=torch.long), *(self._rows(geometry, int(t)) for t in picked)])
+        taken = [(int(t), torch.unique(rows[rows // geometry.tile == t])) for t in tiles]
+        return [(t, own) for t, own in taken if len(own)]
 
     def _rows(self, geometry: Geometry, tile: int) -> Tensor:
         first, n = int(geometry.row[0, tile]), int(geometry.rows[0, tile])
@@ -47,12 +58,25 @@ def everything(policy: Policy, n_blocks: int) -> Policy:
     return policy.replace(rule=TopK(budget=n_blocks, tile_factor=1), share="head")
 
 
+def last_reads_all(policy: Policy) -> bool:
+    """Whether the last tile reads everything, so that no budget changes what it sees."""
+    return isinstance(policy.rule, LastTile) and policy.rule.factor == DENSE
+
+
 def curves(
-    q: Tensor, k: Tensor, v: Tensor, policy: Policy, scale: float, sample: Sample, softcap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    policy: Policy,
+    scale: float,
+    sample: Sample,
+    softcap: float = 0.0,
+    wanted: Sequence[int] = (),
 ) -> Array:
     """`[H, n_blocks + 1]`: squared error of each head's output at every budget, as a share of the layer's output.
 
     The layer's squared relative error is the sum over its heads. Budgets below the forced blocks count as these.
+    `wanted` are rows to measure on besides the sample. A last tile that reads everything anyway is left out.
     """
     if q.shape[0] != 1:
         raise ValueError(f"curves are measured on one sequence at a time, got a batch of {q.shape[0]}")
@@ -62,13 +86,13 @@ def curves(
     forced = geometry.forced_mask(policy.sinks)[0]
     errors = np.zeros((q.shape[1], geometry.n_blocks + 1))
     energy = 0.0
-    for tile, rows in sample.of(geometry, policy.sinks):
+    for tile, rows in sample.of(geometry, policy.sinks, wanted, last=not last_reads_all(policy)):
         order = _whole_order(ranked.order[0, :, tile], forced[tile], int(geometry.visible[0, tile]))
         wrong, size = _tile_errors(q[0], k[0], v[0], rows, order, int(forced[tile].sum()), policy.block, scale, softcap)
         errors[:, : wrong.shape[1]] += wrong
         errors[:, wrong.shape[1] :] += wrong[:, -1:]
         energy += size
-    return errors / energy
+    return errors / energy if energy else errors
 
 
 def _whole_order(ranked: Tensor, forced: Tensor, visible: int) -> Tensor:

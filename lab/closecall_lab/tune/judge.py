@@ -1,13 +1,15 @@
-"""Judges a policy on text that it was not fitted on: KL to dense, change in loss, agreement, blocks kept, time."""
+"""Judges a policy on what it was not fitted on: KL to dense, change in loss, agreement, answers, blocks kept, time."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any, TypeVar
 
 from closecall import Policy, policy
 from closecall.models.load import LoadedModel
@@ -16,14 +18,20 @@ from ..eval.reading import Reading, divergence, read
 from ..spine.files import write
 from ..spine.progress import Say
 from .pieces import Piece
+from .questions import Answers, Prompt, ask
 
+T = TypeVar("T")
 POSITIONS = 1024  # of a piece, evenly spread, at which predictions are compared
 END = 128  # last positions of a piece, where a prompt would ask
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Means over pieces of text. `seconds` are of the whole prefill, `dense_seconds` of our dense kernel's."""
+    """Means over pieces of text. `seconds` are of the whole prefill, `dense_seconds` of our dense kernel's.
+
+    Of prompts with questions, if there are any: what a token of an answer that dense gives loses, in nats, how many of
+    these answers stay, and how many there are.
+    """
 
     kl: float
     end_kl: float  # over the last END positions: what protected tiles are for
@@ -33,15 +41,21 @@ class Verdict:
     kept_share: float
     seconds: float
     dense_seconds: float
+    answer_loss: float | None = None
+    answers: int = 0
+    dense_answers: int = 0
 
     @property
     def harm(self) -> float:
-        """What settings are chosen by: the text as a whole and its end, where questions stand, count alike."""
-        return (self.kl + self.end_kl) / 2
+        """What settings are chosen by: the text as a whole, its end, where questions stand, and answers count alike."""
+        return fmean([self.kl, self.end_kl, *([] if self.answer_loss is None else [self.answer_loss])])
 
     @property
     def speedup(self) -> float:
         return self.dense_seconds / self.seconds
+
+
+READ = [field.name for field in dataclasses.fields(Verdict) if field.default is dataclasses.MISSING]  # of text
 
 
 class Judge:
@@ -49,7 +63,8 @@ class Judge:
 
     def __init__(self, loaded: LoadedModel, pieces: Sequence[Piece], work: Path, say: Say) -> None:
         self.loaded = loaded
-        self.pieces = pieces
+        self.pieces = [piece for piece in pieces if not isinstance(piece, Prompt)]
+        self.prompts = [piece for piece in pieces if isinstance(piece, Prompt)]
         self.work = work
         self.say = say
         self._dense: dict[str, Reading] = {}  # final hidden states, tokens x width of each piece
@@ -57,13 +72,38 @@ class Judge:
     def verdict(self, candidate: Policy) -> Verdict:
         """How the policy does, averaged over the pieces."""
         each = [self._of_piece(candidate, piece) for piece in self.pieces]
-        return Verdict(**{name: fmean(asdict(one)[name] for one in each) for name in asdict(each[0])})
+        means: dict[str, Any] = {name: fmean(asdict(one)[name] for one in each) for name in READ}
+        read = Verdict(**means)
+        return dataclasses.replace(read, **self._asked(candidate)) if self.prompts else read
+
+    def _asked(self, candidate: Policy) -> dict[str, Any]:
+        """What becomes of the answers that dense gives."""
+        pairs = [(self._answers(candidate, one), self._answers(policy("dense"), one)) for one in self.prompts]
+        kept = [own.kept(dense) for own, dense in pairs]
+        lost = [own.lost(dense) for own, dense in pairs if any(dense.right)]
+        return {
+            "answer_loss": fmean(lost) if lost else None,
+            "answers": sum(n for n, _ in kept),
+            "dense_answers": sum(n for _, n in kept),
+        }
+
+    def _answers(self, candidate: Policy, prompt: Prompt) -> Answers:
+        path = self._path("asked", candidate, prompt.digest, prompt.asks, prompt.places)
+        if path.exists():
+            return _stored(path, Answers)
+        found = ask(self.loaded.model, prompt, candidate)
+        write(path, json.dumps(asdict(found)) + "\n")
+        self.say(f"{candidate.name}, {found.blocks:.1f} blocks a tile, {prompt.name}: {sum(found.right)} answers")
+        return found
+
+    def _path(self, kind: str, candidate: Policy, *what: Any) -> Path:
+        key = json.dumps([self.loaded.fingerprint, candidate.to_json(), *what])
+        return self.work / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
     def _of_piece(self, candidate: Policy, piece: Piece) -> Verdict:
-        key = f"{self.loaded.fingerprint} {candidate.to_json()} {piece.digest} {POSITIONS} {END}"
-        path = self.work / f"judged-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        path = self._path("judged", candidate, piece.digest, POSITIONS, END)
         if path.exists():
-            return _stored(path)
+            return _stored(path, Verdict)
         ids = list(piece.ids)
         if piece.digest not in self._dense:
             self._dense[piece.digest] = read(self.loaded.model, ids, policy("dense"))
@@ -86,10 +126,10 @@ class Judge:
         return verdict
 
 
-def _stored(path: Path) -> Verdict:
+def _stored(path: Path, kind: type[T]) -> T:
     """What was judged before. A file that someone damaged is named, not trusted."""
     try:
-        return Verdict(**json.loads(path.read_text()))
+        return kind(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged ({error}): delete it, and the same command judges that piece again"

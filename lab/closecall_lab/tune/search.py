@@ -105,6 +105,7 @@ class Tuned:
             Column("at the end", "end_kl", ".4f"),
             Column("loss", "loss_change", "+.4f"),
             Column("same choice", "agreement", ".1%"),
+            *([Column("answers", _answers, left=True)] if self.chosen.verdict.dense_answers else []),
             Column("prefill / dense", lambda r: r["seconds"] / r["dense_seconds"], ".2f"),
         ]
         rows = [{"label": c.label, "mean": c.mean} | asdict(c.verdict) for c in [*self.tried, self.even]]
@@ -112,7 +113,14 @@ class Tuned:
             f"Chosen: {self.chosen.label}. On text that was not fitted on; at the end: its last {END} tokens.",
             "Dense is our own kernel; times are of single runs.",
         ]
+        if self.chosen.verdict.dense_answers:
+            notes.append("Answers: those of dense that stay, and the nats that a token of one loses.")
         return Table(f"Tuned at {size(self.context)}", columns, rows, notes)
+
+
+def _answers(row: dict[str, Any]) -> str:
+    """Answers that stay of those that dense gives, and what a token of one loses."""
+    return f"{row['answers']} of {row['dense_answers']} (-{row['answer_loss']:.2f})"
 
 
 def search(fit: Fit, base: Policy, goal: Goal, judge: Judge, context: int) -> Tuned:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..policy import Policy, as_policy
+from ..rules.base import Heads
 from ..triggers.calibrated import layer_numbers
 from .forward import PREFIX, STATE
 from .handle import Handle
@@ -92,11 +93,14 @@ def _check_layers(policy: Policy, layers: tuple[int, ...], model: str) -> None:
 def _check_heads(policy: Policy, layers: list[Layer], model: str) -> None:
     """Now rather than in the first layer of a long prefill. (A layer's own config says how many heads it has.)"""
     fitted = policy.rule.heads()
-    there = next((getattr(layer.module.config, "num_attention_heads", None) for layer in layers), None)
-    if None not in (fitted, there) and there != fitted:
+    number = next((getattr(layer.module.config, "num_attention_heads", None) for layer in layers), None)
+    if fitted is None or number is None:
+        return
+    there = Heads(number, getattr(layers[0].module, "head_dim", None) or 0)
+    if fitted.differs(there):
         raise ValueError(
-            f"the policy was fitted to layers of {fitted} query heads, and those of {model} have {there}: run "
-            "`closecall tune` on this model"
+            f"the policy was fitted to layers of {fitted}, and those of {model} have {there}: run `closecall tune` on "
+            "this model"
         )
 
 

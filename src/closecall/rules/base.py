@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,19 @@ from ..registry import Component, Registry, Setting, must_define
 from ..triggers.base import Trigger
 
 RULES: Registry[Rule] = Registry("rule")
+
+
+class Heads(NamedTuple):
+    """The query heads of a model's layers. `dim` is 0 where nobody noted it."""
+
+    number: int
+    dim: int = 0
+
+    def differs(self, other: Heads) -> bool:
+        return self.number != other.number or (0 not in (self.dim, other.dim) and self.dim != other.dim)
+
+    def __str__(self) -> str:
+        return f"{self.number} query heads" + (f" of dimension {self.dim}" if self.dim else "")
 
 
 @dataclass(frozen=True)
@@ -90,8 +103,8 @@ class Rule(Component):
         """The layers that a part of it was fitted to; None where it suits every layer of every model."""
         return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)
 
-    def heads(self) -> int | None:
-        """The query heads of a layer that a part of it was fitted to; None where it suits every model."""
+    def heads(self) -> Heads | None:
+        """The query heads of the layers that a part of it was fitted to; None where it suits every model."""
         rules = (part for part in self._parts().values() if isinstance(part, Rule))
         return next((heads for part in rules if (heads := part.heads()) is not None), None)
 

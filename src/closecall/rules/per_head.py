@@ -11,7 +11,7 @@ from torch import Tensor
 from ..checks import check_layers, is_number
 from ..ranking import Decision, Ranked, margins_at
 from ..registry import Setting
-from .base import RULES, Rule
+from .base import RULES, Heads, Rule
 
 Budgets = tuple[int, ...]
 
@@ -35,12 +35,14 @@ class PerHead(Rule):
 
     budgets: for each layer, one tile budget for each query head of the whole model (all tensor-parallel ranks).
     layers:  the model's layers they belong to; 0, 1, ... if not given.
+    head_dim: the size of the model's heads, by which another model is told from it; 0 if nobody noted it.
 
     Attached to a model, each layer takes its own. On tensors, say which layer they are of: `policy.for_layer(3)`.
     """
 
     budgets: tuple[Budgets, ...] = ()
     layers: tuple[int, ...] = ()
+    head_dim: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.budgets, (list, tuple)) or not self.budgets:
@@ -53,6 +55,8 @@ class PerHead(Rule):
         heads = {len(listed) for listed in budgets}
         if len(heads) > 1:
             raise ValueError(f"every layer needs as many budgets as the others, got {sorted(heads)} by layer")
+        if not is_number(self.head_dim) or not isinstance(self.head_dim, int) or self.head_dim < 0:
+            raise ValueError(f"head_dim must be a whole number, or 0 for any, got {self.head_dim!r}")
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "budgets", budgets)
 
@@ -80,14 +84,14 @@ class PerHead(Rule):
                 f"this policy was tuned for layers {', '.join(map(str, self.layers))}, and this is layer {index}: "
                 "run `closecall tune` on this model"
             )
-        return PerHead((self.budgets[self.layers.index(index)],), (index,))
+        return PerHead((self.budgets[self.layers.index(index)],), (index,), self.head_dim)
 
     def made_for(self) -> tuple[int, ...]:
         return self.layers
 
-    def heads(self) -> int:
-        """How many query heads a layer of its model has."""
-        return len(self.budgets[0])
+    def heads(self) -> Heads:
+        """The query heads of a layer of its model."""
+        return Heads(len(self.budgets[0]), self.head_dim)
 
     def limit(self, n_blocks: int) -> int:
         return min(max(max(listed) for listed in self.budgets), n_blocks)
@@ -108,10 +112,11 @@ class PerHead(Rule):
         device = ranked.visible.device
         local = torch.empty(1, ranked.scores.shape[1], 1, device=device)
         everyone, own = ranked.all_heads(local)
-        if everyone.shape[1] != self.heads():
+        there = Heads(everyone.shape[1], ranked.source.q.shape[-1] if ranked.source else 0)
+        if self.heads().differs(there):
             raise ValueError(
-                f"this policy was tuned for {self.heads()} query heads, and layer {self.layers[0]} has "
-                f"{everyone.shape[1]}: run `closecall tune` on this model"
+                f"this policy was tuned for {self.heads()}, and layer {self.layers[0]} has {there}: run "
+                "`closecall tune` on this model"
             )
         return torch.tensor(self.budgets[0], dtype=torch.int64, device=device)[own]
 

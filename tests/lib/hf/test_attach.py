@@ -175,5 +175,19 @@ def test_a_policy_tuned_to_other_heads_is_refused_before_anything_runs(model: An
     rule = PerHead(tuple((6, 7, 8) for _ in range(model.config.num_hidden_layers)))
     policy = closecall.policy("auto")
     for made in (rule, dataclasses.replace(policy.rule, rule=rule)):
-        with pytest.raises(ValueError, match=r"layers of 3 query heads, and those of \w+ have 4: run `closecall tune`"):
+        with pytest.raises(
+            ValueError, match=r"layers of 3 query heads, and those of \w+ have 4 query heads .*run `closec"
+        ):
             closecall.attach(model, policy.replace(rule=made))
+
+
+def test_a_policy_tuned_to_heads_of_another_size_is_refused_with_both_sizes(model: Any) -> None:
+    heads, layers = model.config.num_attention_heads, model.config.num_hidden_layers
+    dim = model.config.hidden_size // heads
+    sizes = {size: PerHead(((8,) * heads,) * layers, head_dim=size) for size in (0, dim, dim + 1)}
+    with pytest.raises(
+        ValueError, match=rf"{heads} query heads of dimension {dim + 1}, and .* of dimension {dim}: run"
+    ):
+        closecall.attach(model, closecall.policy("quest").replace(rule=sizes[dim + 1]))
+    for same in (0, dim):  # nobody noted it, or it is the model's
+        closecall.attach(model, closecall.policy("quest").replace(rule=sizes[same])).detach()

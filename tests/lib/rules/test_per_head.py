@@ -95,6 +95,16 @@ def test_another_model_is_refused_with_both_numbers() -> None:
         tuned((5, 9)).for_layer(7)
 
 
+def test_heads_of_another_size_are_refused_with_both_sizes() -> None:
+    q, k, _ = drawn()
+    fitted = closecall.policy("quest").replace(rule=PerHead(((5,) * 4,), head_dim=64))
+    with pytest.raises(ValueError, match=r"tuned for 4 query heads of dimension 64, and layer 0 has 4 .* dimension 32"):
+        closecall.select(q, k, fitted)
+    with pytest.raises(ValueError, match="head_dim must be a whole number"):
+        PerHead(((5,),), head_dim=-1)
+    assert fitted.for_layer(0).rule.heads() == (4, 64)
+
+
 def test_budgets_below_the_forced_blocks_are_refused() -> None:
     q, k, _ = drawn()
     with pytest.raises(ValueError, match="forced blocks"):
