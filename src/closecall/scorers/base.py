@@ -58,9 +58,10 @@ class Chunk:
 
     tiles: range
     rows: Tensor  # [G, tiles, rows, D], in float32
-    scored: Tensor  # [G, tiles, runs, D]: the rows themselves, or where the policy pools, the means of runs of them
+    scored: Tensor  # [G, tiles, scored, D]: the rows, or where the policy pools, means of runs and their outlying rows
     pos: int  # position of the first row among the sequence's keys
     seen: int  # number of blocks that the last row sees
+    outlying: Tensor | None = None  # [G, tiles, runs]: the row of each run that stands behind its mean in `scored`
 
     @functools.cached_property
     def positions(self) -> Tensor:
@@ -86,6 +87,7 @@ class View:
     mass: bool  # whether the reduction wants estimated log masses, not scores
     pool: int = 1  # rows per mean
     every_row: tuple[bool, ...] = ()  # by tile: those whose rows are scored one by one all the same; empty means none
+    outlying: int = 0  # 1: beside every mean, the row most distant from it
 
     @property
     def n_blocks(self) -> int:
@@ -106,8 +108,14 @@ class View:
         pos = self.k.shape[0] - self.q.shape[1] + first
         seen = -(-(pos + n_tiles * n_rows) // self.block)
         pool = self.pool_of(tiles.start) if tiles else 1
-        scored = rows if pool == 1 else run_means(rows, pool).to(self.q.dtype).to(rows.dtype)
-        return Chunk(tiles, rows, scored, pos, seen)
+        if pool == 1:
+            return Chunk(tiles, rows, rows, pos, seen)
+        means = run_means(rows, pool)
+        scored = means.to(self.q.dtype).to(rows.dtype)
+        if not self.outlying:
+            return Chunk(tiles, rows, scored, pos, seen)
+        outlying = outlying_rows(rows, means, pool)
+        return Chunk(tiles, rows, in_turn(scored, of_rows(rows, outlying)), pos, seen, outlying)
 
     def chunks(self, per_row: int = 0) -> Iterator[Chunk]:
         """All tiles in order, as many at a time as keep tensors of `per_row` numbers a row small; at least one."""
@@ -244,6 +252,31 @@ class Scorer(Component):
 def mean_key(keys: Tensor, block: int) -> Tensor:
     """The mean of every block's keys."""
     return per_block(keys, block, lambda b: b.sum(-2) / b.shape[-2])
+
+
+# Distances from a mean that differ by less than this part of the largest count as equal: of two rows both are equally
+# distant from their mean, and which of them is scored must not hang on how a backend rounds.
+EQUALLY_DISTANT = 2.0**-12
+
+
+def outlying_rows(rows: Tensor, means: Tensor, pool: int) -> Tensor:
+    """int64 `[..., runs]`: of each run of `pool` of the rows `[..., rows, D]` the one most distant from its mean, the
+    first of equally distant ones; the run's first where a distance is no number."""
+    n, runs = rows.shape[-2], means.shape[-2]
+    apart = (rows - means.repeat_interleave(pool, -2)[..., :n, :]).square().sum(-1)
+    apart = torch.nn.functional.pad(apart, (0, runs * pool - n), value=-1.0).unflatten(-1, (runs, pool))
+    as_far = apart >= apart.amax(-1, keepdim=True) * (1 - EQUALLY_DISTANT)
+    return as_far.int().argmax(-1) + torch.arange(0, runs * pool, pool, device=rows.device)
+
+
+def of_rows(values: Tensor, at: Tensor) -> Tensor:
+    """`[..., runs, X]` of `values [..., rows, X]`: those of the rows `at [..., runs]`."""
+    return values.gather(-2, at[..., None].expand(*at.shape, values.shape[-1]))
+
+
+def in_turn(first: Tensor, second: Tensor) -> Tensor:
+    """`[..., 2 * runs, X]`: one of the first, one of the second, and so on."""
+    return torch.stack([first, second], -2).flatten(-3, -2)
 
 
 def run_means(rows: Tensor, pool: int) -> Tensor:

@@ -204,16 +204,29 @@ def means(x: np.ndarray, pool: int) -> np.ndarray:
     return np.stack([x[i : i + pool].mean(0) for i in range(0, len(x), pool)])
 
 
-def tile_scores(name: str, given: float, aggregate: str, s: Sequence, sinks: int, pool: int = 1) -> np.ndarray:
-    """`[visible]`."""
+def outlying(x: np.ndarray, pool: int) -> list[int]:
+    """The row of each run that is most distant from its mean, the first of those that are as distant but for 1/4096."""
+    found = []
+    for i in range(0, len(x), pool):
+        apart = ((x[i : i + pool] - x[i : i + pool].mean(0)) ** 2).sum(1)
+        found.append(i + next(j for j, far in enumerate(apart) if far >= apart.max() * (1 - 1 / 4096)))
+    return found
+
+
+def tile_scores(
+    name: str, given: float, aggregate: str, s: Sequence, sinks: int, pool: int = 1, far: bool = False
+) -> np.ndarray:
+    """`[visible]`, by means of `pool` rows; with `far` also by their outlying rows."""
     forced = forced_masses(s, sinks)
     if pool > 1:
         together = np.log(sum(np.exp(exact) for exact in forced.values()))
         shared = {b: means(np.exp(exact - together), pool) for b, exact in forced.items()}
         with np.errstate(divide="ignore"):
-            forced = {b: means(together, pool) + np.log(share) for b, share in shared.items()}
+            runs = {b: means(together, pool) + np.log(share) for b, share in shared.items()}
+        rows = outlying(s.mine, pool) if far else []
+        forced = {b: np.concatenate([run, forced[b][rows]]) for b, run in runs.items()}
         s = copy.copy(s)
-        s.mine = means(s.mine, pool)
+        s.mine = np.concatenate([means(s.mine, pool), s.mine[rows]])
     scores, masses = row_scores(name, given, s)
     if aggregate in ("max", "mean"):
         return scores.max(0) if aggregate == "max" else scores.mean(0)

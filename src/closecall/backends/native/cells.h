@@ -1,5 +1,5 @@
 // Scores and ranks many cells (a tile of one query head) together, where each has only a few rows left: the means of its
-// runs of `pool` rows.
+// runs of `pool` rows, and with `outlying` behind each mean the row most distant from it, as if that were another run.
 //
 // With rows in lanes a tile of 8 means would leave most lanes empty. Here the lanes are cells that read the same key head,
 // neighbouring tiles and the heads of a group, and the vectors are their means: a maximum over a cell's means is a maximum
@@ -79,26 +79,71 @@ int64_t cells_scratch(const RankArgs& a) {
   return arena.used;
 }
 
-inline int64_t runs_of(const RankArgs& a, const Cell& cell) { return (cell.rows + a.pool - 1) / a.pool; }
+inline int64_t runs_of(const RankArgs& a, const Cell& cell) { return (cell.rows + a.pool - 1) / a.pool * (1 + a.outlying); }
 
-// The mean of a run of a cell's rows, rounded to their type as if it were a row: float32, or raw bfloat16 for PAIRS.
-template <bool PAIRS>
-void pool_rows(const RankArgs& a, const Cell& cell, int64_t run, float* row, float* to, int64_t cols) {
-  int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
-  int64_t first = run * a.pool, n = least(a.pool, cell.rows - first);
-  float* mean = row + d;
+// The rows [first, last) that a run is made of, and whether it is their outlying row, not their mean.
+struct Run {
+  int64_t first, last;
+  bool outlying;
+  Run(const RankArgs& a, const Cell& cell, int64_t run) {
+    first = run / (1 + a.outlying) * a.pool, last = least(first + a.pool, cell.rows), outlying = run % (1 + a.outlying);
+  }
+};
+
+inline void read_cell_row(const RankArgs& a, const Cell& cell, int64_t r, float* row) {
+  read_row(cell.q + r * a.q.sn * item_size(a.shape.dtype), a.shape.dtype, a.shape.D, a.q.sd, padded_dim(a), row);
+}
+
+void mean_of_rows(const RankArgs& a, const Cell& cell, const Run& run, float* row, float* mean) {
+  int64_t d = padded_dim(a);
   for (int64_t i = 0; i < d; ++i) mean[i] = 0.0f;
-  for (int64_t r = first; r < first + n; ++r) {
-    read_row(cell.q + r * a.q.sn * size, dtype, a.shape.D, a.q.sd, d, row);
+  for (int64_t r = run.first; r < run.last; ++r) {
+    read_cell_row(a, cell, r, row);
     for (int64_t i = 0; i < d; i += LANES) store(mean + i, add(load(mean + i), load(row + i)));
   }
-  for (int64_t i = 0; i < d; ++i) mean[i] /= (float)n;
+  for (int64_t i = 0; i < d; ++i) mean[i] /= (float)(run.last - run.first);
+}
+
+// The row most distant from the run's mean, the first of equally distant ones; the first of all where a distance is no
+// number. `row` has room for two.
+int64_t outlying_row(const RankArgs& a, const Cell& cell, const Run& run, float* row) {
+  constexpr float EQUALLY_DISTANT = 1.0f / 4096;  // as in scorers/base.py, which says why
+  int64_t d = padded_dim(a);
+  float *mean = row + d, most_apart = 0.0f;
+  mean_of_rows(a, cell, run, row, mean);
+  auto apart = [&](int64_t r) {
+    read_cell_row(a, cell, r, row);
+    V total = set1(0.0f);
+    for (int64_t i = 0; i < d; i += LANES) {
+      V x = sub(load(row + i), load(mean + i));
+      total = fma(x, x, total);
+    }
+    return sum(total);
+  };
+  for (int64_t r = run.first; r < run.last; ++r) {
+    float x = apart(r);
+    if (x != x) return run.first;
+    most_apart = x > most_apart ? x : most_apart;
+  }
+  for (int64_t r = run.first; r < run.last; ++r)
+    if (apart(r) >= most_apart * (1 - EQUALLY_DISTANT)) return r;
+  return run.first;
+}
+
+// What a run is scored by, its mean rounded to the rows' type as if it were a row: float32, or raw bfloat16 for PAIRS.
+template <bool PAIRS>
+void pool_rows(const RankArgs& a, const Cell& cell, int64_t index, float* row, float* to, int64_t cols) {
+  int64_t d = padded_dim(a);
+  Run run(a, cell, index);
+  float* mean = row + d;
+  if (run.outlying) read_cell_row(a, cell, outlying_row(a, cell, run, row), mean);
+  else mean_of_rows(a, cell, run, row, mean);
   if (PAIRS) {
     write_row((char*)to, BF16, d, mean);
     memset((char*)to + d * 2, 0, cols * 4 - d * 2);
     return;
   }
-  round_row(dtype, d, mean, to);
+  round_row(a.shape.dtype, d, mean, to);
 }
 
 // Packs the runs of one pass. A cell with fewer runs repeats its first one, which no maximum notices; for a
@@ -245,10 +290,11 @@ void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, c
   by_cell(layout, n, 0.0f, high, [&](int64_t c, int64_t) { return (float)(cells[c].high - range.low) - 0.5f; });
   by_cell(layout, n, 0.0f, there, [&](int64_t c, int64_t run) { return first + run < runs_of(a, cells[c]) ? 1.0f : 0.0f; });
   by_cell(layout, n, 0.0f, own, [&](int64_t c, int64_t run) {
-    int64_t from = (first + run < runs_of(a, cells[c]) ? first + run : 0) * a.pool, to = least(from + a.pool, cells[c].rows);
+    Run rows(a, cells[c], first + run < runs_of(a, cells[c]) ? first + run : 0);
+    if (rows.outlying) return cells[c].forced[outlying_row(a, cells[c], rows, scratch.row)] * LOG2E;
     float mean = 0.0f;
-    for (int64_t i = from; i < to; ++i) mean += cells[c].forced[i];
-    return mean / (float)(to - from) * LOG2E;
+    for (int64_t i = rows.first; i < rows.last; ++i) mean += cells[c].forced[i];
+    return mean / (float)(rows.last - rows.first) * LOG2E;
   });
   for (int r = 0; r < SCORE_VECTORS; ++r) top[r] = own[r];
   float* logs = panel.logs;

@@ -203,12 +203,12 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
 
 
 def _pool(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
-    """Means of rows, with the forced masses that some reductions want of them."""
+    """Means of rows and outlying rows, with the forced masses that some reductions want of them."""
     if dims[0] != dims[1]:
         return
     types = {"q": f"*{dtype}", "out": f"*{dtype}", "plan": "*i32", "forced": "*fp32", "means": "*fp32"}
     constants: dict[str, object] = {"q_d": 1, "DIM": dims[0], "WIDTH": launch.padded(dims[0]), "FORCED": True}
-    constants |= {"POOL": POOL, "RUNS": 64 // POOL, "ROWS": 64 // POOL}
+    constants |= {"POOL": POOL, "RUNS": 2 * 64 // POOL, "ROWS": 64 // POOL, "OUTLYING": True}
     chosen = launch.Launch(16, 16, 4, 1)
     yield _variant(_name("pool", dims, dtype), arch, pool.pool_kernel, types, constants, chosen, dims, dtype, False)
 
