@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 # one block each. From a tile budget of 6 on, what they give at most (0.3 of their unforced blocks) is enough for that.
 GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
 
+# How a preset pools where nobody says otherwise: 4 means and 4 outlying rows stand for a tile's 64 rows, but for the last
+# 1K rows of a prompt. That is an eighth of the work of scoring, and lost no answers (docs/selectors.md).
+POOLED: dict[str, dict[str, int]] = {"auto": {"pool": 16, "outlying": 4, "unpooled": 16}}
+
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
 OWN = (*GRID, "sinks", "aggregate", "pool", "outlying", "unpooled", "share", "scorer")
@@ -56,8 +61,8 @@ class Policy:
     pool: rows per mean. Runs of `pool` rows of a tile are averaged, and the means are scored instead of the rows: at
     1 M tokens scoring every row would cost as much as attending to the blocks it finds. 1 scores every row.
 
-    outlying: 1 scores, beside every mean, the row of its run that is most distant from it, as the scorer `outliers`
-    does with keys: a row that looks for one thing would drown in the mean.
+    outlying: how many rows of a tile, those most distant from the mean of all its rows, are scored beside the means, as
+    the scorer `outliers` does with keys: rows that look for one thing each would drown in a mean.
 
     unpooled: how many last tiles of a prompt have every row scored all the same, beside those that the rule protects.
     Their cost grows with the prompt as attention's does, so long prompts can afford them. Without a pool both are 0.
@@ -87,10 +92,11 @@ class Policy:
         if self.pool == 1:  # no tile is pooled, and policies that mean the same are equal
             for field in NEED_A_POOL:
                 object.__setattr__(self, field, 0)
-        if self.outlying not in (0, 1):
-            raise ValueError(f"outlying must be 0 or 1 row of a run, got {self.outlying!r}")
-        if self.outlying and self.pool == 2:
-            raise ValueError("outlying = 1 with pool = 2 scores as many as there are rows: use pool = 4, or pool = 1")
+        if self.outlying and self.scored >= self.tile:
+            raise ValueError(
+                f"outlying = {self.outlying} beside means of {self.pool} rows is as much work as all {self.tile} rows: "
+                f"use at most outlying = {self.tile - self.tile // self.pool - 1}, a larger pool, or pool = 1"
+            )
         if self.aggregate not in REDUCTIONS:
             raise unknown("aggregate", self.aggregate, REDUCTIONS)
         if self.share not in SHARES:
@@ -124,8 +130,8 @@ class Policy:
 
     @property
     def scored(self) -> int:
-        """What a whole pooled tile is scored by: its rows, means of them, or means and outlying rows."""
-        return self.tile // self.pool * (1 + self.outlying)
+        """How many vectors a whole tile is scored by: its rows, or means of them and outlying rows."""
+        return self.tile // self.pool + self.outlying
 
     @property
     def most_forced(self) -> int:
@@ -223,7 +229,7 @@ class Policy:
     def __str__(self) -> str:
         if self.scorer is None:
             return f"{self.name}: {self.rule.describe()}"
-        beside = " and their outlying rows" if self.outlying else ""
+        beside = f" and {self.outlying} outlying rows" if self.outlying else ""
         rows = f"means of {self.pool} rows{beside} of " if self.pool > 1 else ""
         single = f" (of the last {self.unpooled}, every row)" if self.unpooled else ""
         return (
@@ -285,9 +291,22 @@ def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Ru
     """Makes the scorer, the rule and the other fields of a preset. Overrides without effect are not noticed here."""
     scorer_name, rule_name = parts_of(name)
     chosen = GIVEN.get(name, {}) | dict(overrides)
-    own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
     scorer = _scorer(chosen.get("scorer", scorer_name), chosen) if scorer_name else None
-    return scorer, RULES[rule_name].from_overrides(chosen), own
+    own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
+    return scorer, RULES[rule_name].from_overrides(chosen), _pooled(name, scorer, own) | own
+
+
+def _pooled(name: str, scorer: Scorer | None, own: Mapping[str, Any]) -> dict[str, int]:
+    """How the preset pools: not at all where its scorer cannot, or where a tile is too small to gain by it."""
+    tile = own.get("tile", Policy.tile)
+    if name not in POOLED or scorer is None or not scorer.poolable or not isinstance(tile, int):
+        return {}
+    given = dict(POOLED[name])
+    given["pool"] = math.gcd(given["pool"], tile)
+    pool = own.get("pool", given["pool"])
+    if not isinstance(pool, int) or pool < 1 or tile // pool + given["outlying"] >= tile:
+        return {}
+    return given
 
 
 def _taken(scorer: Scorer | None, rule: Rule, own: Mapping[str, Any]) -> set[str]:

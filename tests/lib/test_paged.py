@@ -33,7 +33,7 @@ POLICIES = {
         "share": "group",
         "aggregate": "softmax",
         "pool": 4,
-        "outlying": 1,
+        "outlying": 2,
         "unpooled": 3,
     },
     "topk-on-quest": {"budget": 2, "share": "group"},

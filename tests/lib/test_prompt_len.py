@@ -117,7 +117,7 @@ def test_pooled_rows_of_the_last_tile_only() -> None:
 def test_a_prompts_last_tiles_are_not_pooled_whichever_chunk_they_are_in(preset: str, cuts: list[int]) -> None:
     q, k, _ = drawn(200)
     q, k = q[:, :, : cuts[-1]], k[:, :, : cuts[-1]]
-    policy = closecall.policy(preset, pool=4, outlying=1, unpooled=8, **SMALL)
+    policy = closecall.policy(preset, pool=4, outlying=2, unpooled=8, **SMALL)
     for backend in ("cpu", "reference"):
         whole = kept_of(closecall.select(q, k, chunk_proof(policy), backend=backend))
         tile = 0

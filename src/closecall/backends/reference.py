@@ -8,7 +8,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from ..policy import Policy
 from ..ranking import Ranked
-from ..scorers.base import Chunk, View, accumulator, in_turn, of_rows, run_means
+from ..scorers.base import Chunk, View, accumulator, of_rows, run_means
 from ..scorers.reductions import Of, log_shares, shares
 from ..selection import Selection, gather_kept
 from ..summaries import Summaries
@@ -83,7 +83,7 @@ def _normalised(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) ->
     exact, blocks = _forced_masses(view, chunk)
     if (pool := view.pool_of(chunk.tiles.start)) > 1:
         means = _of_runs(exact, blocks, pool)
-        exact = means if chunk.outlying is None else in_turn(means, of_rows(exact, chunk.outlying))
+        exact = means if chunk.outlying is None else torch.cat([means, of_rows(exact, chunk.outlying)], -2)
     masses = torch.where(unseen, -torch.inf, row_scores.expand(-1, -1, chunk.scored.shape[2], -1))
     masses.scatter_(-1, blocks[:, None].expand_as(exact), exact)
     return reduce(shares(masses))

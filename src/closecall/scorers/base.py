@@ -58,10 +58,10 @@ class Chunk:
 
     tiles: range
     rows: Tensor  # [G, tiles, rows, D], in float32
-    scored: Tensor  # [G, tiles, scored, D]: the rows, or where the policy pools, means of runs and their outlying rows
+    scored: Tensor  # [G, tiles, scored, D]: the rows, or where the policy pools, means of runs and outlying rows
     pos: int  # position of the first row among the sequence's keys
     seen: int  # number of blocks that the last row sees
-    outlying: Tensor | None = None  # [G, tiles, runs]: the row of each run that stands behind its mean in `scored`
+    outlying: Tensor | None = None  # [G, tiles, n]: the rows that stand behind the means in `scored`
 
     @functools.cached_property
     def positions(self) -> Tensor:
@@ -87,7 +87,7 @@ class View:
     mass: bool  # whether the reduction wants estimated log masses, not scores
     pool: int = 1  # rows per mean
     every_row: tuple[bool, ...] = ()  # by tile: those whose rows are scored one by one all the same; empty means none
-    outlying: int = 0  # 1: beside every mean, the row most distant from it
+    outlying: int = 0  # rows of a tile that are scored beside the means: the most distant from its mean
 
     @property
     def n_blocks(self) -> int:
@@ -110,12 +110,11 @@ class View:
         pool = self.pool_of(tiles.start) if tiles else 1
         if pool == 1:
             return Chunk(tiles, rows, rows, pos, seen)
-        means = run_means(rows, pool)
-        scored = means.to(self.q.dtype).to(rows.dtype)
+        means = run_means(rows, pool).to(self.q.dtype).to(rows.dtype)
         if not self.outlying:
-            return Chunk(tiles, rows, scored, pos, seen)
-        outlying = outlying_rows(rows, means, pool)
-        return Chunk(tiles, rows, in_turn(scored, of_rows(rows, outlying)), pos, seen, outlying)
+            return Chunk(tiles, rows, means, pos, seen)
+        outlying = outlying_rows(rows, self.outlying)
+        return Chunk(tiles, rows, torch.cat([means, of_rows(rows, outlying)], -2), pos, seen, outlying)
 
     def chunks(self, per_row: int = 0) -> Iterator[Chunk]:
         """All tiles in order, as many at a time as keep tensors of `per_row` numbers a row small; at least one."""
@@ -200,6 +199,11 @@ class Scorer(Component):
         """Its summaries as fast kernels know them; None where only the reference backend can score."""
         return None
 
+    @property
+    def poolable(self) -> bool:
+        """Whether means can be scored like rows: not where a scorer looks at single rows and keys."""
+        return type(self).scan is Scorer.scan
+
     def check(self, policy: Setting) -> None:
         """Called when a policy is made with this scorer; raises if the two cannot work together."""
         stored = self.vectors_per_block
@@ -208,7 +212,7 @@ class Scorer(Component):
                 f"scorer {self.name!r} would store {stored} vectors for a block of {policy.block} keys, no less than "
                 "the keys themselves: use larger blocks, or a scorer that stores fewer"
             )
-        if policy.pool > 1 and type(self).scan is not Scorer.scan:
+        if policy.pool > 1 and not self.poolable:
             raise ValueError(
                 f"scorer {self.name!r} looks at single rows and keys, so its rows cannot be pooled: use pool=1, or a "
                 "scorer that judges rows by summaries alone, like mean, quest, box or outliers"
@@ -254,29 +258,26 @@ def mean_key(keys: Tensor, block: int) -> Tensor:
     return per_block(keys, block, lambda b: b.sum(-2) / b.shape[-2])
 
 
-# Distances from a mean that differ by less than this part of the largest count as equal: of two rows both are equally
+# Distances from a mean that differ by less than this part of the larger count as equal: of two rows both are equally
 # distant from their mean, and which of them is scored must not hang on how a backend rounds.
 EQUALLY_DISTANT = 2.0**-12
 
 
-def outlying_rows(rows: Tensor, means: Tensor, pool: int) -> Tensor:
-    """int64 `[..., runs]`: of each run of `pool` of the rows `[..., rows, D]` the one most distant from its mean, the
-    first of equally distant ones; the run's first where a distance is no number."""
-    n, runs = rows.shape[-2], means.shape[-2]
-    apart = (rows - means.repeat_interleave(pool, -2)[..., :n, :]).square().sum(-1)
-    apart = torch.nn.functional.pad(apart, (0, runs * pool - n), value=-1.0).unflatten(-1, (runs, pool))
-    as_far = apart >= apart.amax(-1, keepdim=True) * (1 - EQUALLY_DISTANT)
-    return as_far.int().argmax(-1) + torch.arange(0, runs * pool, pool, device=rows.device)
+def outlying_rows(rows: Tensor, count: int) -> Tensor:
+    """int64 `[..., count]`, or fewer where there are fewer rows: those of `rows [..., rows, D]` that are most distant
+    from the mean of all, of equally distant ones the earlier. A distance that is no number counts as none."""
+    apart = (rows - rows.mean(-2, keepdim=True)).square().sum(-1).nan_to_num(nan=0.0, posinf=torch.inf)
+    found = []
+    for _ in range(min(count, rows.shape[-2])):
+        furthest = apart.amax(-1, keepdim=True)
+        found.append((apart >= furthest * (1 - EQUALLY_DISTANT)).int().argmax(-1, keepdim=True))
+        apart = apart.scatter(-1, found[-1], -1.0)
+    return torch.cat(found, -1)
 
 
 def of_rows(values: Tensor, at: Tensor) -> Tensor:
-    """`[..., runs, X]` of `values [..., rows, X]`: those of the rows `at [..., runs]`."""
+    """`[..., n, X]` of `values [..., rows, X]`: those of the rows `at [..., n]`."""
     return values.gather(-2, at[..., None].expand(*at.shape, values.shape[-1]))
-
-
-def in_turn(first: Tensor, second: Tensor) -> Tensor:
-    """`[..., 2 * runs, X]`: one of the first, one of the second, and so on."""
-    return torch.stack([first, second], -2).flatten(-3, -2)
 
 
 def run_means(rows: Tensor, pool: int) -> Tensor:

@@ -55,8 +55,8 @@ def test_scores_are_those_of_the_reference(scored: str, aggregate: str, name: st
     call = CALLS[name]
     draw = random.Random(f"{scored} {aggregate}")
     pool = draw.choice(POOLS[name])
-    far = pool > 2 and draw.random() < 0.7
-    policy = call.policy(scored, aggregate).replace(pool=pool, outlying=int(far), unpooled=draw.choice((0, 0, 1, 2)))
+    far = min(draw.choice((0, 1, 3)), call.tile - call.tile // pool - 1)
+    policy = call.policy(scored, aggregate).replace(pool=pool, outlying=far, unpooled=draw.choice((0, 0, 1, 2)))
     if AGGREGATES.index(aggregate) % 2:
         policy = policy.replace(rule=LastTile(rule=policy.rule, factor=1))
     agree(call, policy, *call.tensors(dtype))

@@ -28,7 +28,7 @@ class Scored:
     sums: Tensor | None  # [B, H, R, 1 or 2], written by `add_up`: what rows are normalised by
     chosen: Tensor | None  # bool [B, T], on the host: the tiles; None means all
     pool: int
-    each: int  # what a run of `pool` rows is scored by: 1, its mean, or 2, its outlying row too
+    outlying: int  # rows of a tile that stand behind its means
     runs: int
     planes: Tensor  # summaries [Hkv, planes, slots, width]
     geometry: Geometry
@@ -37,7 +37,7 @@ class Scored:
 
     @property
     def plan(self) -> Tensor:
-        return tables.scored(self.geometry, self.q.device, self.pool, self.each, self.runs)
+        return tables.scored(self.geometry, self.q.device, self.pool, self.outlying, self.runs)
 
     def _sizes(self, chosen: launch.Launch, of_scores: bool) -> dict[str, Any]:
         keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.geometry.n_blocks)
@@ -99,10 +99,10 @@ def scored(
     common = (planes, geometry, told, arch)
 
     def of(x: Tensor, forced: Tensor | None, tiles: Tensor | None, pool: int, runs: int) -> Scored:
-        each = 1 + policy.outlying if pool > 1 else 1
+        outlying = policy.outlying if pool > 1 else 0
         columns = {Of.SCORES: 0, Of.SOFTMAX: 1, Of.MASS: 2}[policy.reduction.of]
         sums = torch.empty(*x.shape[:3], columns, device=x.device) if columns else None
-        return Scored(x, forced, sums, tiles, pool, each, runs, *common)
+        return Scored(x, forced, sums, tiles, pool, outlying, runs, *common)
 
     if policy.pool == 1 or (every_row is not None and bool((every_row | ~geometry.exists).all())):
         return [of(q, forced, None, 1, geometry.tile)]
@@ -119,18 +119,24 @@ def scored(
 def _pooled(
     kernel: Any, q: Tensor, forced: Tensor | None, policy: Policy, runs: int, geometry: Geometry, here: Tables
 ) -> tuple[Tensor, Tensor | None]:
-    """What stands for runs of rows, `[B, H, T * runs, D]`: their means and outlying rows; and the same of the rows'
-    forced masses."""
+    """What tiles are scored by instead of their rows, `[B, H, T * runs, D]`: means of runs of rows, then outlying rows;
+    and the same of the rows' forced masses."""
     batch, heads, rows, dim = q.shape
     # The interpreter cuts float32 off where it should round: there torch rounds.
     shape = (batch, heads, geometry.n_tiles * runs)
     means = torch.empty(*shape, dim, dtype=torch.float32 if q.device.type == "cpu" else q.dtype, device=q.device)
     masses = None if forced is None else torch.empty(shape, device=q.device)
-    there = runs // (1 + policy.outlying)
-    some = min(there, 16)
-    kernel.pool_kernel[(geometry.n_tiles * -(-there // some), heads, batch)](
-        q, here.plan, means if forced is None else forced, means, means if masses is None else masses, *q.stride(),
-        geometry.n_tiles, rows, POOL=policy.pool, RUNS=runs, ROWS=some, DIM=dim, WIDTH=launch.padded(dim),
-        FORCED=forced is not None, OUTLYING=bool(policy.outlying),
-    )  # fmt: skip
+    some = min(runs, 16)
+    tensors = (q, here.plan, means if forced is None else forced, means, means if masses is None else masses)
+    common = {
+        "POOL": policy.pool, "RUNS": runs, "DIM": dim, "WIDTH": launch.padded(dim), "FORCED": forced is not None
+    }  # fmt: skip
+    kernel.pool_kernel[(geometry.n_tiles * -(-runs // some), heads, batch)](
+        *tensors, *q.stride(), geometry.n_tiles, rows, ROWS=some, **common
+    )
+    if policy.outlying:
+        kernel.outlying_kernel[(geometry.n_tiles, heads, batch)](
+            *tensors, *q.stride(), geometry.n_tiles, rows, ROWS=launch.power_above(geometry.tile),
+            OUTLYING=policy.outlying, **common,
+        )  # fmt: skip
     return means.to(q.dtype), masses
