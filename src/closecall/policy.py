@@ -41,8 +41,8 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 # one block each. From a tile budget of 6 on, what they give at most (0.3 of their unforced blocks) is enough for that.
 GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
 
-# How a preset pools where nobody says otherwise: 4 means and 4 outlying rows stand for a tile's 64 rows, but for the last
-# 1K rows of a prompt. That is an eighth of the work of scoring, and lost no answers (docs/selectors.md).
+# How a preset pools where nobody says otherwise: 4 means and 4 outlying rows stand for a tile's 64 rows, but for the
+# last 1K rows of a prompt. That is an eighth of the work of scoring, and lost no answers (docs/selectors.md).
 POOLED: dict[str, dict[str, int]] = {"auto": {"pool": 16, "outlying": 4, "unpooled": 16}}
 
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.

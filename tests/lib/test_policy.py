@@ -88,6 +88,27 @@ def test_a_sweep_passes_on_what_a_policy_takes(name: str, taken: set[str]) -> No
             policy(name, **{key: EVERYTHING[key]})
 
 
+@pytest.mark.parametrize(
+    ("given", "pooling"),
+    [
+        ({}, (16, 4, 16)),
+        ({"pool": 8}, (8, 4, 16)),
+        ({"outlying": 0}, (16, 0, 16)),
+        ({"unpooled": 2, "tile": 32, "block": 32}, (16, 4, 2)),
+        ({"pool": 1}, (1, 0, 0)),
+        ({"tile": 4, "block": 4}, (1, 0, 0)),  # four outlying rows would be all that there are
+        ({"tile": 4, "block": 4, "pool": 2}, (2, 0, 0)),
+        ({"tile": 24}, (8, 4, 16)),
+        ({"scorer": "true-mass"}, (1, 0, 0)),  # which looks at single rows
+    ],
+    ids=str,
+)
+def test_auto_pools_as_far_as_its_scorer_and_its_tiles_allow(given: dict, pooling: tuple[int, int, int]) -> None:
+    made = policy("auto", **given)
+    assert (made.pool, made.outlying, made.unpooled) == pooling
+    assert made.name == ("auto" if "scorer" not in given else "last-tile-on-true-mass")
+
+
 @pytest.mark.parametrize("key", ["outlying", "unpooled"])
 def test_what_needs_a_pool_is_refused_without_one(key: str) -> None:
     message = f"^{key}= has no effect on rule 'topk' on scorer 'quest': it belongs to every policy that pools rows"

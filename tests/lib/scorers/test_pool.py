@@ -289,10 +289,11 @@ def test_scorers_that_cannot_be_pooled_say_so(name: str) -> None:
 
 
 def test_json_knows_the_pool_and_files_without_one_score_every_row() -> None:
-    policy = closecall.policy("auto", budget=8)
+    policy = closecall.policy("auto", budget=8, pool=1)
     assert "pool" not in json.loads(policy.to_json())  # as it was before there was a pool
     assert Policy.from_json(policy.to_json()).pool == 1
     pooled = policy.replace(pool=8)
+    assert pooled != closecall.policy("auto", budget=8, pool=8)  # which has outlying rows too
     assert json.loads(pooled.to_json())["pool"] == 8
     assert Policy.from_json(pooled.to_json()) == pooled != policy
     assert pooled.name == "auto"
