@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -41,9 +40,9 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 # one block each. From a tile budget of 6 on, what they give at most (0.3 of their unforced blocks) is enough for that.
 GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
 
-# How a preset pools where nobody says otherwise: 4 means and 4 outlying rows stand for a tile's 64 rows, but for the
-# last 1K rows of a prompt. That is an eighth of the work of scoring, and lost no answers (docs/selectors.md).
-POOLED: dict[str, dict[str, int]] = {"auto": {"pool": 16, "outlying": 4, "unpooled": 16}}
+# What comes with a preset's pool where nobody says otherwise: four outlying rows of a tile, and the last 1K rows of a
+# prompt as they are. With them pool=16 lost no answers on the probes that means alone lose (docs/selectors.md).
+WITH_POOL: dict[str, dict[str, int]] = {"auto": {"outlying": 4, "unpooled": 16}}
 
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
@@ -293,20 +292,15 @@ def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Ru
     chosen = GIVEN.get(name, {}) | dict(overrides)
     scorer = _scorer(chosen.get("scorer", scorer_name), chosen) if scorer_name else None
     own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
-    return scorer, RULES[rule_name].from_overrides(chosen), _pooled(name, scorer, own) | own
+    return scorer, RULES[rule_name].from_overrides(chosen), _with_pool(name, own) | own
 
 
-def _pooled(name: str, scorer: Scorer | None, own: Mapping[str, Any]) -> dict[str, int]:
-    """How the preset pools: not at all where its scorer cannot, or where a tile is too small to gain by it."""
-    tile = own.get("tile", Policy.tile)
-    if name not in POOLED or scorer is None or not scorer.poolable or not isinstance(tile, int):
+def _with_pool(name: str, own: Mapping[str, Any]) -> dict[str, int]:
+    """What comes with the preset's pool; nothing without one, or in tiles too small for so many outlying rows."""
+    tile, pool, given = own.get("tile", Policy.tile), own.get("pool", Policy.pool), WITH_POOL.get(name, {})
+    if not given or not isinstance(tile, int) or not isinstance(pool, int) or pool < 2:
         return {}
-    given = dict(POOLED[name])
-    given["pool"] = math.gcd(given["pool"], tile)
-    pool = own.get("pool", given["pool"])
-    if not isinstance(pool, int) or pool < 1 or tile // pool + given["outlying"] >= tile:
-        return {}
-    return given
+    return {} if tile // pool + given["outlying"] >= tile else given
 
 
 def _taken(scorer: Scorer | None, rule: Rule, own: Mapping[str, Any]) -> set[str]:

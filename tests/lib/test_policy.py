@@ -91,22 +91,19 @@ def test_a_sweep_passes_on_what_a_policy_takes(name: str, taken: set[str]) -> No
 @pytest.mark.parametrize(
     ("given", "pooling"),
     [
-        ({}, (16, 4, 16)),
-        ({"pool": 8}, (8, 4, 16)),
-        ({"outlying": 0}, (16, 0, 16)),
-        ({"unpooled": 2, "tile": 32, "block": 32}, (16, 4, 2)),
-        ({"pool": 1}, (1, 0, 0)),
-        ({"tile": 4, "block": 4}, (1, 0, 0)),  # four outlying rows would be all that there are
-        ({"tile": 4, "block": 4, "pool": 2}, (2, 0, 0)),
-        ({"tile": 24}, (8, 4, 16)),
-        ({"scorer": "true-mass"}, (1, 0, 0)),  # which looks at single rows
+        ({}, (1, 0, 0)),
+        ({"pool": 16}, (16, 4, 16)),
+        ({"pool": 16, "outlying": 0}, (16, 0, 16)),
+        ({"pool": 8, "unpooled": 2, "tile": 32, "block": 32}, (8, 4, 2)),
+        ({"tile": 4, "block": 4, "pool": 2}, (2, 0, 0)),  # four outlying rows would be all that there are
     ],
     ids=str,
 )
-def test_auto_pools_as_far_as_its_scorer_and_its_tiles_allow(given: dict, pooling: tuple[int, int, int]) -> None:
+def test_outlying_rows_and_unpooled_tiles_come_with_the_pool_of_auto(given: dict, pooling: tuple) -> None:
     made = policy("auto", **given)
     assert (made.pool, made.outlying, made.unpooled) == pooling
-    assert made.name == ("auto" if "scorer" not in given else "last-tile-on-true-mass")
+    assert made.name == "auto"
+    assert policy("quest", pool=16).outlying == 0
 
 
 @pytest.mark.parametrize("key", ["outlying", "unpooled"])

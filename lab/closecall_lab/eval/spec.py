@@ -16,7 +16,7 @@ from closecall.checks import is_number
 from closecall.overrides import split as split_overrides
 from closecall.overrides import value as read_value
 from closecall.overrides import write as write_value
-from closecall.policy import FILE, GIVEN, POOLED, TUNED, Policy, accepted, parts_of, policy, tuned_path
+from closecall.policy import FILE, GIVEN, TUNED, Policy, accepted, parts_of, policy, tuned_path
 from closecall.registry import Component, unknown
 from closecall.rules.base import RULES, Rule
 from closecall.rules.router import Router
@@ -195,7 +195,7 @@ def _read(path: str) -> Policy:
 def _overrides_of(made: Policy, path: str) -> tuple[tuple[str, Any], ...]:
     """The overrides that name a saved policy: its file and digest, and what its scorer and grid have of their own."""
 
-    known = GIVEN.get(made.name, {}) | POOLED.get(made.name, {})
+    known = GIVEN.get(made.name, {})
 
     def unusual() -> Iterator[tuple[str, Any]]:
         for part in (made, made.scorer) if made.scorer is not None else (made,):

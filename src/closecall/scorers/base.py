@@ -199,11 +199,6 @@ class Scorer(Component):
         """Its summaries as fast kernels know them; None where only the reference backend can score."""
         return None
 
-    @property
-    def poolable(self) -> bool:
-        """Whether means can be scored like rows: not where a scorer looks at single rows and keys."""
-        return type(self).scan is Scorer.scan
-
     def check(self, policy: Setting) -> None:
         """Called when a policy is made with this scorer; raises if the two cannot work together."""
         stored = self.vectors_per_block
@@ -212,7 +207,7 @@ class Scorer(Component):
                 f"scorer {self.name!r} would store {stored} vectors for a block of {policy.block} keys, no less than "
                 "the keys themselves: use larger blocks, or a scorer that stores fewer"
             )
-        if policy.pool > 1 and not self.poolable:
+        if policy.pool > 1 and type(self).scan is not Scorer.scan:
             raise ValueError(
                 f"scorer {self.name!r} looks at single rows and keys, so its rows cannot be pooled: use pool=1, or a "
                 "scorer that judges rows by summaries alone, like mean, quest, box or outliers"
