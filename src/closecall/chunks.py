@@ -21,7 +21,6 @@ import dataclasses
 import functools
 
 import torch
-from torch import Tensor
 
 from .geometry import Geometry
 from .policy import Policy
@@ -88,23 +87,17 @@ def protected_tiles(rule: Rule) -> int:
     return rule.tiles if isinstance(rule, LastTile) else 0
 
 
-def protected(tiles: int, from_end: Tensor, sequence: Tensor) -> Tensor:
-    """int64 `[1, T]`: the sequence ids that a chunk-proof rule is told.
-
-    Rules protect the last tiles of every sequence they are told of. So the tiles that are the prompt's last ones keep
-    their sequence's id, and all others have none (-1), like tiles that do not exist.
-    """
-    return sequence.where(from_end < tiles, -1)
-
-
 def within_prompt(policy: Policy, geometry: Geometry, prompt_len: int | None) -> tuple[Policy, Geometry]:
     """The policy and the geometry of a call that is a chunk of a prompt of so many keys.
 
     A call that holds the whole prompt, or does not say (None), is what it is: its other tiles pay for the last ones.
     """
-    if prompt_len is None or geometry.q_len == prompt_len or not isinstance(policy.rule, LastTile):
+    if prompt_len is None or geometry.q_len == prompt_len:
         return policy, geometry
-    return _unpaid(policy), _asking(geometry, policy.rule.tiles, prompt_len - geometry.k_len)
+    to_come = prompt_len - geometry.k_len
+    if not isinstance(policy.rule, LastTile):
+        return policy, _within(geometry, to_come) if policy.unpooled else geometry
+    return _unpaid(policy), _asking(geometry, policy.rule.tiles, to_come)
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,13 +109,18 @@ def _unpaid(policy: Policy) -> Policy:
 
 @functools.lru_cache(maxsize=64)
 def _asking(geometry: Geometry, tiles: int, to_come: int) -> Geometry:
-    """The geometry that knows which tiles are among the last of a prompt that has `to_come` more rows.
+    """The geometry that knows which tiles are among the last of a prompt that has `to_come` more rows."""
+    within = _within(geometry, to_come)
+    return dataclasses.replace(within, asking=geometry.sequence.where(within.among_last(tiles), -1))
+
+
+@functools.lru_cache(maxsize=64)
+def _within(geometry: Geometry, to_come: int) -> Geometry:
+    """The geometry that knows how many tiles follow each in a prompt that has `to_come` more rows.
 
     Sequences that end before the buffer does, padded on the right or packed, are over. Layers share the answer.
     """
     after = geometry.from_end
     last = torch.arange(geometry.n_tiles) + after
     goes_on = (geometry.key + geometry.end).gather(1, last) == geometry.k_len
-    after = after + torch.where(goes_on, -(-to_come // geometry.tile), 0)
-    asking = geometry.sequence.where((after < tiles) & geometry.exists, -1)
-    return dataclasses.replace(geometry, asking=asking)
+    return dataclasses.replace(geometry, after=after + torch.where(goes_on, -(-to_come // geometry.tile), 0))

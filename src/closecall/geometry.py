@@ -30,7 +30,8 @@ class Geometry:
     pos: Tensor  # position of the tile's first row among the sequence's keys
     sequence: Tensor  # id of the tile's sequence, unique over the whole batch
     whole: bool  # one sequence per batch row that fills the buffer
-    asking: Tensor | None = None  # `sequence` where a tile is among its prompt's last, else -1; None: not said
+    after: Tensor | None = None  # how many tiles of its prompt follow each, now or in later calls; None: not said
+    asking: Tensor | None = None  # `sequence` where a rule protects a tile as one of its prompt's last, else -1
 
     @property
     def batch(self) -> int:
@@ -63,6 +64,11 @@ class Geometry:
     def from_end(self) -> Tensor:
         """How many tiles of its sequence follow each tile in this call."""
         return from_end(self.sequence)
+
+    def among_last(self, tiles: int) -> Tensor:
+        """bool `[B, T]`: the last so many tiles of their prompts, each of which ends with the call unless it is said to
+        go on (`after`)."""
+        return self.exists & ((self.from_end if self.after is None else self.after) < tiles)
 
     @functools.cached_property
     def _forced(self) -> dict[int, Tensor]:

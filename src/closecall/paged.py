@@ -19,7 +19,7 @@ from . import backends
 from .api import check_room, covers_everything
 from .backends import paged_reference
 from .checks import DTYPES, check_scale, check_softcap
-from .chunks import chunk_proof, is_chunk_proof, protected, protected_tiles
+from .chunks import chunk_proof, is_chunk_proof, protected_tiles
 from .geometry import Geometry
 from .pages import Pages, Plan
 from .placed import placed
@@ -142,8 +142,12 @@ def _load(name: str) -> Any:
     return importlib.import_module(f"{backends.__name__}.{MODULES[name]}")
 
 
-def _told(policy: Policy, pages: Pages, plan: Plan, geometry: Geometry, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The sequences that the rule is told of, on the host and on the device."""
+def _told(policy: Policy, pages: Pages, geometry: Geometry, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The sequences that the rule is told of, on the host and on the device.
+
+    Rules protect the last tiles of every sequence they are told of. So the tiles that are the prompt's last ones keep
+    their sequence's id, and all others have none (-1), like tiles that do not exist.
+    """
     if pages.prompt_lens is None:
         return geometry.sequence, placed(geometry, device, "sequence", lambda: geometry.sequence.to(device))
     if not is_chunk_proof(policy):
@@ -153,7 +157,7 @@ def _told(policy: Policy, pages: Pages, plan: Plan, geometry: Geometry, device: 
         )
     tiles = protected_tiles(policy.rule)
     what = ("told", tiles)
-    told = placed(geometry, plan.from_end.device, what, lambda: protected(tiles, plan.from_end, geometry.sequence))
+    told = placed(geometry, geometry.row.device, what, lambda: geometry.sequence.where(geometry.among_last(tiles), -1))
     return told, placed(geometry, device, what, lambda: told.to(device))
 
 
@@ -178,7 +182,7 @@ def _select(
     if geometry is None:
         return None
     check_room(policy, geometry)
-    told, sequence = _told(policy, pages, plan, geometry, q.device)
+    told, sequence = _told(policy, pages, geometry, q.device)
     if covers_everything(policy, geometry):
         if summaries is not None:
             summaries._complete(q4, k_pages, geometry, plan)

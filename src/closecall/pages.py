@@ -31,7 +31,6 @@ class Plan:
     rows: int  # of the step, all sequences together
     chosen: Geometry | None  # tiles for which blocks are selected; None if there are none
     dense: Geometry | None  # tiles that attend to all they see
-    from_end: Tensor  # int64 [1, T], of the chosen tiles: how many tiles of the prompt follow, now or later
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +119,13 @@ class Pages:
                 row, at = row + stop - at, stop
         longest = -(-max(self.keys) // block)
         size = (self.bounds[-1], len(self.keys) * room, block, tile, longest)
-        from_end = torch.tensor([[entry[5] for entry in chosen]], dtype=torch.int64)
         table = self.block_table.to(torch.int32).contiguous()
-        return Plan(table, page, self.bounds[-1], _geometry(size, chosen), _geometry(size, dense), from_end)
+        return Plan(table, page, self.bounds[-1], _geometry(size, chosen), _geometry(size, dense))
 
 
 def _geometry(size: tuple[int, int, int, int, int], tiles: list[tuple[int, ...]]) -> Geometry | None:
     if not tiles:
         return None
     columns = torch.tensor([tiles], dtype=torch.int64).unbind(-1)
-    row, rows, key, pos, sequence = (c.contiguous() for c in columns[:5])
-    return Geometry(*size, row, rows, key, pos, sequence, whole=False)
+    row, rows, key, pos, sequence, after = (c.contiguous() for c in columns)
+    return Geometry(*size, row, rows, key, pos, sequence, whole=False, after=after)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from .geometry import Geometry
 from .overrides import read as read_overrides
 from .registry import Component, Registry, unknown
 from .rules.base import RULES, Rule
@@ -37,9 +40,14 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 # one block each. From a tile budget of 6 on, what they give at most (0.3 of their unforced blocks) is enough for that.
 GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
 
+# What comes with a preset's pool where nobody says otherwise: four outlying rows of a tile, and the last 1K rows of a
+# prompt as they are. With them pool=16 lost no answers on the probes that means alone lose (docs/selectors.md).
+WITH_POOL: dict[str, dict[str, int]] = {"auto": {"outlying": 4, "unpooled": 16}}
+
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
-OWN = (*GRID, "sinks", "aggregate", "pool", "share", "scorer")
+OWN = (*GRID, "sinks", "aggregate", "pool", "outlying", "unpooled", "share", "scorer")
+NEED_A_POOL = ("outlying", "unpooled")  # which have no effect where every row is scored
 SHARES = ("head", "group")
 FILE = "file:"  # in front of the path of a saved policy
 TUNED = "tuned:"  # in front of the name of a model that we ran `closecall tune` on
@@ -51,6 +59,12 @@ class Policy:
 
     pool: rows per mean. Runs of `pool` rows of a tile are averaged, and the means are scored instead of the rows: at
     1 M tokens scoring every row would cost as much as attending to the blocks it finds. 1 scores every row.
+
+    outlying: how many rows of a tile, those most distant from the mean of all its rows, are scored beside the means, as
+    the scorer `outliers` does with keys: rows that look for one thing each would drown in a mean.
+
+    unpooled: how many last tiles of a prompt have every row scored all the same, beside those that the rule protects.
+    Their cost grows with the prompt as attention's does, so long prompts can afford them. Without a pool both are 0.
 
     share: who decides together. `"head"`: every query head keeps its own blocks. `"group"`: the query heads that read
     one KV head keep the same blocks, those that any of them wants most; kernels then load keys and values once for all.
@@ -64,14 +78,24 @@ class Policy:
     aggregate: str = "max"
     pool: int = 1
     share: str = "head"
+    outlying: int = 0
+    unpooled: int = 0
 
     def __post_init__(self) -> None:
-        for field, least in (("block", 1), ("tile", 1), ("sinks", 0), ("pool", 1)):
+        for field, least in (("block", 1), ("tile", 1), ("sinks", 0), ("pool", 1), ("outlying", 0), ("unpooled", 0)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
         if self.tile % self.pool:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
+        if self.pool == 1:  # no tile is pooled, and policies that mean the same are equal
+            for field in NEED_A_POOL:
+                object.__setattr__(self, field, 0)
+        if self.outlying and self.scored >= self.tile:
+            raise ValueError(
+                f"outlying = {self.outlying} beside means of {self.pool} rows is as much work as all {self.tile} rows: "
+                f"use at most outlying = {self.tile - self.tile // self.pool - 1}, a larger pool, or pool = 1"
+            )
         if self.aggregate not in REDUCTIONS:
             raise unknown("aggregate", self.aggregate, REDUCTIONS)
         if self.share not in SHARES:
@@ -104,6 +128,11 @@ class Policy:
         return REDUCTIONS[self.aggregate]
 
     @property
+    def scored(self) -> int:
+        """How many vectors a whole tile is scored by: its rows, or means of them and outlying rows."""
+        return self.tile // self.pool + self.outlying
+
+    @property
     def most_forced(self) -> int:
         """The most blocks any tile can be forced to keep: the sinks, and its own blocks when off the block grid."""
         return self.sinks + (self.tile + self.block - 2) // self.block + 1
@@ -114,6 +143,19 @@ class Policy:
             f"tile budget {self.rule.tile_budget} must exceed the {forced} {which} ({self.sinks} sink, the rest its "
             f"own): {self.rule.remedy(forced + 1)}"
         )
+
+    def every_row(self, geometry: Geometry, told: Tensor | None = None) -> Tensor | None:
+        """bool `[B, T]`, on the host: tiles whose rows are scored one by one though the policy pools; None means none.
+
+        `told` replaces the sequences that the rule is told of where they are not the geometry's (paged calls).
+        """
+        if self.pool == 1:
+            return None
+        protected = self.rule.every_row(geometry.told if told is None else told)
+        if not self.unpooled:
+            return protected
+        last = geometry.among_last(self.unpooled)
+        return last if protected is None else last | protected
 
     def replace(self, **fields: Any) -> Policy:
         return dataclasses.replace(self, **fields)
@@ -126,7 +168,7 @@ class Policy:
     def to_json(self) -> str:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         # As before there were these fields, so that what was stored under a policy's JSON is still found.
-        for later, usual in (("pool", 1), ("share", "head")):
+        for later, usual in (("pool", 1), ("share", "head"), ("outlying", 0), ("unpooled", 0)):
             if data[later] == usual:
                 del data[later]
         parts = {k: v.to_dict() if isinstance(v, Component) else v for k, v in data.items()}
@@ -186,9 +228,11 @@ class Policy:
     def __str__(self) -> str:
         if self.scorer is None:
             return f"{self.name}: {self.rule.describe()}"
-        rows = f"means of {self.pool} rows of " if self.pool > 1 else ""
+        beside = f" and {self.outlying} outlying rows" if self.outlying else ""
+        rows = f"means of {self.pool} rows{beside} of " if self.pool > 1 else ""
+        single = f" (of the last {self.unpooled}, every row)" if self.unpooled else ""
         return (
-            f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {rows}{self.tile}-row tiles"
+            f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {rows}{self.tile}-row tiles{single}"
             f"{' and the heads of a KV head' if self.share == 'group' else ''}; "
             f"{self.rule.describe()}; blocks of {self.block} keys, {self.sinks} sink"
         )
@@ -246,26 +290,38 @@ def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Ru
     """Makes the scorer, the rule and the other fields of a preset. Overrides without effect are not noticed here."""
     scorer_name, rule_name = parts_of(name)
     chosen = GIVEN.get(name, {}) | dict(overrides)
-    own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
     scorer = _scorer(chosen.get("scorer", scorer_name), chosen) if scorer_name else None
-    return scorer, RULES[rule_name].from_overrides(chosen), own
+    own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
+    return scorer, RULES[rule_name].from_overrides(chosen), _with_pool(name, own) | own
 
 
-def _taken(scorer: Scorer | None, rule: Rule) -> set[str]:
-    """Names the overrides that have an effect on a policy of these parts."""
-    return rule.parameters() | (scorer.parameters() | set(OWN) if scorer else set(GRID))
+def _with_pool(name: str, own: Mapping[str, Any]) -> dict[str, int]:
+    """What comes with the preset's pool; nothing without one, or in tiles too small for so many outlying rows."""
+    tile, pool, given = own.get("tile", Policy.tile), own.get("pool", Policy.pool), WITH_POOL.get(name, {})
+    if not given or not isinstance(tile, int) or not isinstance(pool, int) or pool < 2:
+        return {}
+    return {} if tile // pool + given["outlying"] >= tile else given
+
+
+def _taken(scorer: Scorer | None, rule: Rule, own: Mapping[str, Any]) -> set[str]:
+    """Names the overrides that have an effect on a policy of these parts and fields."""
+    if scorer is None:
+        return rule.parameters() | set(GRID)
+    idle = NEED_A_POOL if own.get("pool", 1) == 1 else ()
+    return rule.parameters() | scorer.parameters() | set(OWN).difference(idle)
 
 
 def _owners(key: str) -> str:
     """Lists the parts that take this parameter."""
     registries: tuple[Registry[Any], ...] = (SCORERS, RULES, TRIGGERS)
     named = [f"{r.kind} {owner!r}" for r in registries for owner in r.parameters().get(key, [])]
-    return ", ".join(named) or ("every policy with a scorer" if key in OWN else "")
+    every = "every policy that pools rows (pool=8)" if key in NEED_A_POOL else "every policy with a scorer"
+    return ", ".join(named) or (every if key in OWN else "")
 
 
-def _check_used(name: str, overrides: Iterable[str], scorer: Scorer | None, rule: Rule) -> None:
+def _check_used(name: str, overrides: Iterable[str], scorer: Scorer | None, rule: Rule, own: Mapping[str, Any]) -> None:
     """Raises on the first override without effect."""
-    taken = _taken(scorer, rule)
+    taken = _taken(scorer, rule, own)
     for key in overrides:
         if key in taken:
             continue
@@ -285,8 +341,8 @@ def accepted(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     >>> accepted("dense", {"budget": 8, "block": 32})
     {'block': 32}
     """
-    scorer, rule, _ = _compose(name, overrides)
-    taken = _taken(scorer, rule)
+    scorer, rule, own = _compose(name, overrides)
+    taken = _taken(scorer, rule, own)
     return {key: value for key, value in overrides.items() if key in taken}
 
 
@@ -295,11 +351,11 @@ def policy(name: str, **overrides: Any) -> Policy:
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
     called `RULE-on-SCORER`, such as `topk-on-box`.
-    Overrides are the policy's own fields (`block=64, tile=64, sinks=1, aggregate="max", pool=1, share="head"`), another
-    `scorer=`, and the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of top-k and all that is
-    built on it, `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`, `c=` of the scorer `box`.
-    One that the policy has no use for is an error; a sweep of one set over several policies passes on what `accepted`
-    leaves.
+    Overrides are the policy's own fields (`block=64, tile=64, sinks=1, aggregate="max", pool=1, outlying=0, unpooled=0,
+    share="head"`), another `scorer=`, and the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of
+    top-k and all that is built on it, `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`,
+    `c=` of the scorer `box`. One that the policy has no use for is an error; a sweep of one set over several policies
+    passes on what `accepted` leaves.
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66
@@ -317,7 +373,7 @@ def policy(name: str, **overrides: Any) -> Policy:
     if parts_of(name)[0] is None and "scorer" in overrides:
         raise ValueError(f"policy {name!r} ranks nothing and has no scorer: leave scorer= out")
     scorer, rule, own = _compose(name, overrides)
-    _check_used(name, overrides, scorer, rule)
+    _check_used(name, overrides, scorer, rule, own)
     return Policy(scorer, rule, **own)
 
 

@@ -27,7 +27,15 @@ POLICIES = {
     "auto": {"budget": 3, "pay": False},
     "topk-on-box": {"budget": 2, "aggregate": "mass"},
     "last-tile-on-quest": {"budget": 3, "pay": False, "pool": 4},
-    "last-tile-on-outliers": {"budget": 3, "pay": False, "share": "group", "aggregate": "softmax", "pool": 4},
+    "last-tile-on-outliers": {
+        "budget": 3,
+        "pay": False,
+        "share": "group",
+        "aggregate": "softmax",
+        "pool": 4,
+        "outlying": 2,
+        "unpooled": 3,
+    },
     "topk-on-quest": {"budget": 2, "share": "group"},
 }
 

@@ -22,6 +22,7 @@ POLICIES = {
     "router-on-quest": {"budget": 3, "trigger": "absolute", "threshold": 0.4},
     "fill-on-box": {"budget": 2, "among": "tile", "aggregate": "mass"},
     "last-tile-on-quest": {"budget": 3, "pool": 4},
+    "topk-on-outliers": {"budget": 2, "pool": 8, "outlying": 3, "unpooled": 5},
     "top-p-on-mean": {"budget": 2, "p": 0.6},
 }
 BLOCK, PAGE, HEADS, DIM = 16, 32, (4, 2), 32

@@ -62,8 +62,10 @@ def test_overrides_arrive() -> None:
 EVERYTHING = {
     "budget": 10, "tile_factor": 1, "q": 0.1, "rho": 3, "block": 32, "tile": 128, "sinks": 0, "trigger": "last",
     "aggregate": "mean", "threshold": 0.1, "seed": 1, "pool": 4, "share": "group",
+    "outlying": 1, "unpooled": 2,
 }  # fmt: skip
-GRID, TOPK = {"block", "tile"}, {"budget", "tile_factor", "block", "tile", "sinks", "aggregate", "pool", "share"}
+GRID = {"block", "tile"}
+TOPK = GRID | {"budget", "tile_factor", "sinks", "aggregate", "pool", "share", "outlying", "unpooled"}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,36 @@ def test_a_sweep_passes_on_what_a_policy_takes(name: str, taken: set[str]) -> No
     for key in set(EVERYTHING) - taken:
         with pytest.raises(ValueError, match=rf"^{key}= has no effect on rule .*: it belongs to"):
             policy(name, **{key: EVERYTHING[key]})
+
+
+@pytest.mark.parametrize(
+    ("given", "pooling"),
+    [
+        ({}, (1, 0, 0)),
+        ({"pool": 16}, (16, 4, 16)),
+        ({"pool": 16, "outlying": 0}, (16, 0, 16)),
+        ({"pool": 8, "unpooled": 2, "tile": 32, "block": 32}, (8, 4, 2)),
+        ({"tile": 4, "block": 4, "pool": 2}, (2, 0, 0)),  # four outlying rows would be all that there are
+    ],
+    ids=str,
+)
+def test_outlying_rows_and_unpooled_tiles_come_with_the_pool_of_auto(given: dict, pooling: tuple) -> None:
+    made = policy("auto", **given)
+    assert (made.pool, made.outlying, made.unpooled) == pooling
+    assert made.name == "auto"
+    assert policy("quest", pool=16).outlying == 0
+
+
+@pytest.mark.parametrize("key", ["outlying", "unpooled"])
+def test_what_needs_a_pool_is_refused_without_one(key: str) -> None:
+    message = f"^{key}= has no effect on rule 'topk' on scorer 'quest': it belongs to every policy that pools rows"
+    with pytest.raises(ValueError, match=message):
+        policy("quest", pool=1, **{key: 1})
+    assert accepted("quest", {key: 1}) == {}
+    assert accepted("quest", {key: 1, "pool": 8}) == {key: 1, "pool": 8}
+    pooled = policy("quest", pool=8, **{key: 1})
+    assert pooled != policy("quest", pool=8)
+    assert pooled.replace(pool=1) == policy("quest", pool=1)  # what changes nothing tells no policies apart
 
 
 def test_what_a_trigger_takes_depends_on_the_trigger() -> None:

@@ -111,6 +111,22 @@ def test_pooled_rows_of_the_last_tile_only() -> None:
         assert kept_of(last) == {cell: (rows if cell[2] == 9 else means)[cell] for cell in rows}
 
 
+@pytest.mark.parametrize("cuts", [[0, 80, 160, 200], [0, 96, 192, 195]], ids=str)
+@pytest.mark.parametrize("preset", ["quest", "last-tile-on-quest"])
+def test_a_prompts_last_tiles_are_not_pooled_whichever_chunk_they_are_in(preset: str, cuts: list[int]) -> None:
+    q, k, _ = drawn(200)
+    q, k = q[:, :, : cuts[-1]], k[:, :, : cuts[-1]]
+    policy = closecall.policy(preset, pool=4, outlying=2, unpooled=8, **SMALL)
+    for backend in ("cpu", "reference"):
+        whole = kept_of(closecall.select(q, k, chunk_proof(policy), backend=backend))
+        tile = 0
+        for part in in_chunks(closecall.select, q, k, policy, cuts):
+            assert all(whole[b, h, tile + t] == x for (b, h, t), x in kept_of(part).items())
+            tile += part.counts.shape[2]
+    fewer = kept_of(closecall.select(q, k, chunk_proof(policy.replace(unpooled=0))))
+    assert fewer != whole
+
+
 @pytest.mark.parametrize(
     ("given", "fragments"),
     [

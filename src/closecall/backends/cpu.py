@@ -168,9 +168,9 @@ def rank(
     limits = policy.rule.limits(geometry.told, geometry.n_blocks)
     far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
     kinds = (native.summary, native.reduction, policy.sinks, width)
-    every_row = policy.rule.every_row(geometry.told) if policy.pool > 1 else None
+    every_row = policy.every_row(geometry)
     single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
-    pooling = (policy.pool, policy.tile // policy.pool, single.data_ptr() if single.numel() else 0, together)
+    pooling = (policy.pool, policy.outlying, policy.scored, single.data_ptr() if single.numel() else 0, together)
     chosen = _tier()
 
     def packed(masses: int, *kept: int) -> bytes:

@@ -36,7 +36,7 @@ def _rank_args(
     kinds = (native.summary, native.reduction, policy.sinks, width)
     inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._shape(q, k_pages, 0), *cpu._tiles(geometry), *kinds)
     kept = (0 if store is None else store.data_ptr(), 0, 0)
-    pooling = (policy.pool, policy.tile // policy.pool, 0 if every_row is None else every_row.data_ptr())
+    pooling = (policy.pool, policy.outlying, policy.scored, 0 if every_row is None else every_row.data_ptr())
     together = cpu.ranked_together(policy, q, k_pages)
     numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
     return cpu._pack(
@@ -68,7 +68,7 @@ def rank(
     shape = (1, q.shape[1] // cpu.ranked_together(policy, q, k_pages), geometry.n_tiles, width)
     order, scores = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     limits = policy.rule.limits(told, geometry.n_blocks)
-    every_row = policy.rule.every_row(told) if policy.pool > 1 else None
+    every_row = policy.every_row(geometry, told)
     single = None if every_row is None else every_row.to(torch.uint8).contiguous()
     far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
     forced = _forced_mass(q, k_pages, geometry, plan, scale, policy.sinks) if policy.reduction.of is Of.MASS else None

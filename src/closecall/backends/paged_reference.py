@@ -43,7 +43,7 @@ def rank(
     same = geometry.sequence[:, 1:] == geometry.sequence[:, :-1]
     new[:, 1:] = ~same | (geometry.rows[:, :-1] != geometry.tile)
     cut = dataclasses.replace(geometry, sequence=new.cumsum(1) - 1)
-    every_row = policy.rule.every_row(told)
+    every_row = policy.every_row(geometry, told)
     return reference.rank(q, gathered(k_pages, plan), policy, cut, scale, every_row=every_row)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from ..policy import Policy
 from ..ranking import Ranked
-from ..scorers.base import Chunk, View, accumulator, run_means
+from ..scorers.base import Chunk, View, accumulator, of_rows, run_means
 from ..scorers.reductions import Of, log_shares, shares
 from ..selection import Selection, gather_kept
 from ..summaries import Summaries
@@ -36,12 +36,12 @@ def tile_scores(
     batch, heads, _, _ = q.shape
     group = heads // k.shape[1]  # query head h reads key head h // group
     mass = policy.reduction.of is Of.MASS
-    if every_row is None and policy.pool > 1:
-        every_row = policy.rule.every_row(geometry.told)
+    if every_row is None:
+        every_row = policy.every_row(geometry)
     scores = q.new_full((batch, heads, geometry.n_tiles, geometry.n_blocks), -torch.inf, dtype=accumulator(q.dtype))
     for b, tiles, rows, keys in geometry.spans():
         single = () if every_row is None else tuple(every_row[b, tiles].tolist())
-        grid = (policy.block, policy.tile, policy.sinks, mass, policy.pool, single)
+        grid = (policy.block, policy.tile, policy.sinks, mass, policy.pool, single, policy.outlying)
         for shared in range(k.shape[1]):
             heads_here = slice(shared * group, (shared + 1) * group)
             view = View(q[b, heads_here, rows], k[b, shared, keys], scale, *grid)
@@ -61,7 +61,7 @@ def _unseen(view: View, chunk: Chunk) -> Tensor:
 
 
 def _reduced(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Tensor:
-    """Reduces the scorer's `[G, tiles, runs, seen]` to tile scores `[G, tiles, seen]`."""
+    """Reduces the scorer's `[G, tiles, scored, seen]` to tile scores `[G, tiles, seen]`."""
     assert policy.scorer is not None
     if policy.reduction.of is Of.MASS:
         return _normalised(view, chunk, row_scores, policy)
@@ -72,7 +72,7 @@ def _reduced(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Te
 
 
 def _normalised(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Tensor:
-    """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, runs, seen]`."""
+    """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, scored, seen]`."""
     assert policy.scorer is not None
     reduce = policy.reduction
     unseen = _unseen(view, chunk)[:, None]
@@ -82,7 +82,8 @@ def _normalised(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) ->
         return reduce(torch.where(total > 0, votes / total, 0.0))
     exact, blocks = _forced_masses(view, chunk)
     if (pool := view.pool_of(chunk.tiles.start)) > 1:
-        exact = _of_runs(exact, blocks, pool)
+        means = _of_runs(exact, blocks, pool)
+        exact = means if chunk.outlying is None else torch.cat([means, of_rows(exact, chunk.outlying)], -2)
     masses = torch.where(unseen, -torch.inf, row_scores.expand(-1, -1, chunk.scored.shape[2], -1))
     masses.scatter_(-1, blocks[:, None].expand_as(exact), exact)
     return reduce(shares(masses))

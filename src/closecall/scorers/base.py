@@ -58,9 +58,10 @@ class Chunk:
 
     tiles: range
     rows: Tensor  # [G, tiles, rows, D], in float32
-    scored: Tensor  # [G, tiles, runs, D]: the rows themselves, or where the policy pools, the means of runs of them
+    scored: Tensor  # [G, tiles, scored, D]: the rows, or where the policy pools, means of runs and outlying rows
     pos: int  # position of the first row among the sequence's keys
     seen: int  # number of blocks that the last row sees
+    outlying: Tensor | None = None  # [G, tiles, n]: the rows that stand behind the means in `scored`
 
     @functools.cached_property
     def positions(self) -> Tensor:
@@ -86,6 +87,7 @@ class View:
     mass: bool  # whether the reduction wants estimated log masses, not scores
     pool: int = 1  # rows per mean
     every_row: tuple[bool, ...] = ()  # by tile: those whose rows are scored one by one all the same; empty means none
+    outlying: int = 0  # rows of a tile that are scored beside the means: the most distant from its mean
 
     @property
     def n_blocks(self) -> int:
@@ -106,8 +108,13 @@ class View:
         pos = self.k.shape[0] - self.q.shape[1] + first
         seen = -(-(pos + n_tiles * n_rows) // self.block)
         pool = self.pool_of(tiles.start) if tiles else 1
-        scored = rows if pool == 1 else run_means(rows, pool).to(self.q.dtype).to(rows.dtype)
-        return Chunk(tiles, rows, scored, pos, seen)
+        if pool == 1:
+            return Chunk(tiles, rows, rows, pos, seen)
+        means = run_means(rows, pool).to(self.q.dtype).to(rows.dtype)
+        if not self.outlying:
+            return Chunk(tiles, rows, means, pos, seen)
+        outlying = outlying_rows(rows, self.outlying)
+        return Chunk(tiles, rows, torch.cat([means, of_rows(rows, outlying)], -2), pos, seen, outlying)
 
     def chunks(self, per_row: int = 0) -> Iterator[Chunk]:
         """All tiles in order, as many at a time as keep tensors of `per_row` numbers a row small; at least one."""
@@ -244,6 +251,28 @@ class Scorer(Component):
 def mean_key(keys: Tensor, block: int) -> Tensor:
     """The mean of every block's keys."""
     return per_block(keys, block, lambda b: b.sum(-2) / b.shape[-2])
+
+
+# Distances from a mean that differ by less than this part of the larger count as equal: of two rows both are equally
+# distant from their mean, and which of them is scored must not hang on how a backend rounds.
+EQUALLY_DISTANT = 2.0**-12
+
+
+def outlying_rows(rows: Tensor, count: int) -> Tensor:
+    """int64 `[..., count]`, or fewer where there are fewer rows: those of `rows [..., rows, D]` that are most distant
+    from the mean of all, of equally distant ones the earlier. A distance that is no number counts as none."""
+    apart = (rows - rows.mean(-2, keepdim=True)).square().sum(-1).nan_to_num(nan=0.0, posinf=torch.inf)
+    found = []
+    for _ in range(min(count, rows.shape[-2])):
+        furthest = apart.amax(-1, keepdim=True)
+        found.append((apart >= furthest * (1 - EQUALLY_DISTANT)).int().argmax(-1, keepdim=True))
+        apart = apart.scatter(-1, found[-1], -1.0)
+    return torch.cat(found, -1)
+
+
+def of_rows(values: Tensor, at: Tensor) -> Tensor:
+    """`[..., n, X]` of `values [..., rows, X]`: those of the rows `at [..., n]`."""
+    return values.gather(-2, at[..., None].expand(*at.shape, values.shape[-1]))
 
 
 def run_means(rows: Tensor, pool: int) -> Tensor:

@@ -204,16 +204,31 @@ def means(x: np.ndarray, pool: int) -> np.ndarray:
     return np.stack([x[i : i + pool].mean(0) for i in range(0, len(x), pool)])
 
 
-def tile_scores(name: str, given: float, aggregate: str, s: Sequence, sinks: int, pool: int = 1) -> np.ndarray:
-    """`[visible]`."""
+def outlying(x: np.ndarray, count: int) -> list[int]:
+    """The rows most distant from the mean, one by one; the first of those that are as distant but for 1/4096."""
+    apart = ((x - x.mean(0)) ** 2).sum(1)
+    found: list[int] = []
+    for _ in range(min(count, len(x))):
+        furthest = max(far for i, far in enumerate(apart) if i not in found)
+        as_far = (i for i, far in enumerate(apart) if i not in found and far >= furthest * (1 - 1 / 4096))
+        found.append(next(as_far))
+    return found
+
+
+def tile_scores(
+    name: str, given: float, aggregate: str, s: Sequence, sinks: int, pool: int = 1, far: int = 0
+) -> np.ndarray:
+    """`[visible]`, by means of `pool` rows, and by the `far` outlying ones."""
     forced = forced_masses(s, sinks)
     if pool > 1:
         together = np.log(sum(np.exp(exact) for exact in forced.values()))
         shared = {b: means(np.exp(exact - together), pool) for b, exact in forced.items()}
         with np.errstate(divide="ignore"):
-            forced = {b: means(together, pool) + np.log(share) for b, share in shared.items()}
+            runs = {b: means(together, pool) + np.log(share) for b, share in shared.items()}
+        rows = outlying(s.mine, far)
+        forced = {b: np.concatenate([run, forced[b][rows]]) for b, run in runs.items()}
         s = copy.copy(s)
-        s.mine = means(s.mine, pool)
+        s.mine = np.concatenate([means(s.mine, pool), s.mine[rows]])
     scores, masses = row_scores(name, given, s)
     if aggregate in ("max", "mean"):
         return scores.max(0) if aggregate == "max" else scores.mean(0)

@@ -38,6 +38,11 @@ def divisor(case: Case, least: int = 2) -> int:
     return random.Random(case.seed).choice(fitting)
 
 
+def fitting(case: Case, pool: int, outlying: int) -> int:
+    """As many outlying rows as still save work."""
+    return max(0, min(outlying, case.tile - case.tile // pool - 1))
+
+
 def tensors(n: int = 150, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(1, heads, n, 16, generator=generator, dtype=torch.float64).to(dtype) for heads in (4, 2))
@@ -52,25 +57,28 @@ def scores(q: torch.Tensor, k: torch.Tensor, policy: Policy, **where: Any) -> to
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("name", POOLED)
 def test_by_definition(name: str, aggregate: str) -> None:
-    """Against loops in float64, on calls of every shape; under `last-tile`, the last tile by its single rows."""
+    """Against loops in float64, on calls of every shape, with and without outlying rows; under `last-tile` the last
+    tile, and with `unpooled` as many as it says, by their single rows."""
 
-    @over(5, seed=SEEDS, protected=st.booleans())
-    def check(seed: int, protected: bool) -> None:
+    @over(5, seed=SEEDS, protected=st.booleans(), far=st.integers(0, 3), unpooled=st.integers(0, 3))
+    def check(seed: int, protected: bool, far: int, unpooled: int) -> None:
         case = call(seed)
         q, k, _ = case.tensors()
         policy, given = made(name, aggregate, case)
         pool = divisor(case)
-        policy = policy.replace(pool=pool, rule=LAST if protected else policy.rule)
+        far = fitting(case, pool, far)
+        rule = LAST if protected else policy.rule
+        policy = policy.replace(pool=pool, outlying=far, unpooled=unpooled, rule=rule)
         found = scored_in_parts(case, policy, q, k)
         wide_q, wide_k = oracle.exact(q), oracle.exact(k)
         always, relative = bound(case, wide_q, wide_k, 2.0**-53)
         tiles = case.tiles()
         for t in tiles:
-            last = not any((u.batch, u.sequence, u.number) == (t.batch, t.sequence, t.number + 1) for u in tiles)
+            after = sum((u.batch, u.sequence) == (t.batch, t.sequence) and u.number > t.number for u in tiles)
             for h in range(case.heads):
                 s = by_definition.Sequence(wide_q, wide_k, tiles, t, h, case.used_scale)
-                runs = 1 if protected and last else pool
-                expected = by_definition.tile_scores(name, given, aggregate, s, case.sinks, runs)
+                runs = 1 if after < max(unpooled, int(protected)) else pool
+                expected = by_definition.tile_scores(name, given, aggregate, s, case.sinks, runs, far)
                 got = found[t.batch, h, t.number]
                 assert np.isneginf(got[len(t.visible) :]).all()
                 got = got[: len(t.visible)]
@@ -178,11 +186,13 @@ def test_margins_and_triggers_are_those_of_the_pooled_scores(engine: Engine) -> 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("name", POOLED)
 def test_native_scores_are_those_of_the_reference(engine: Engine, name: str, aggregate: str) -> None:
-    @over(5, seed=SEEDS, dtype=st.sampled_from(FLOATS))
-    def check(seed: int, dtype: torch.dtype) -> None:
+    @over(5, seed=SEEDS, dtype=st.sampled_from(FLOATS), far=st.integers(0, 3))
+    def check(seed: int, dtype: torch.dtype, far: int) -> None:
         case = call(seed, dtype)
         policy, _ = made(name, aggregate, case)
-        check_ranked_scores(engine, case, policy.replace(pool=divisor(case)))
+        pool = divisor(case)
+        far = fitting(case, pool, far)
+        check_ranked_scores(engine, case, policy.replace(pool=pool, outlying=far, unpooled=seed % 3))
 
     check()
 
@@ -261,6 +271,14 @@ def test_what_bad_pools_get() -> None:
     for pool in (0, -2, 1.5, True, "8"):
         with pytest.raises(ValueError, match="pool must be a whole number of at least 1"):
             closecall.policy("quest", pool=pool)
+    for pool, most in ((8, 55), (2, 31)):
+        assert closecall.policy("quest", pool=pool, outlying=most).scored == 63
+        message = f"outlying = {most + 1} beside means of {pool} rows .* use at most outlying = {most}"
+        with pytest.raises(ValueError, match=message):
+            closecall.policy("quest", pool=pool, outlying=most + 1)
+    for name, value in (("outlying", -1), ("outlying", True), ("unpooled", -1), ("unpooled", 1.5), ("unpooled", "8")):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 0"):
+            closecall.policy("quest", pool=8, **{name: value})
 
 
 @pytest.mark.parametrize("name", sorted({*SCORERS.names()} - {"mean", "quest", "box", "outliers"}))
@@ -273,21 +291,75 @@ def test_scorers_that_cannot_be_pooled_say_so(name: str) -> None:
 
 
 def test_json_knows_the_pool_and_files_without_one_score_every_row() -> None:
-    policy = closecall.policy("auto", budget=8)
+    policy = closecall.policy("auto", budget=8, pool=1)
     assert "pool" not in json.loads(policy.to_json())  # as it was before there was a pool
     assert Policy.from_json(policy.to_json()).pool == 1
     pooled = policy.replace(pool=8)
+    assert pooled != closecall.policy("auto", budget=8, pool=8)  # which has outlying rows too
     assert json.loads(pooled.to_json())["pool"] == 8
     assert Policy.from_json(pooled.to_json()) == pooled != policy
     assert pooled.name == "auto"
     assert "means of 8 rows of 64-row tiles" in str(pooled)
     assert "means" not in str(policy)
+    far = pooled.replace(outlying=4, unpooled=16)
+    assert {"outlying": 4, "unpooled": 16}.items() <= json.loads(far.to_json()).items()
+    assert "unpooled" not in pooled.to_json()
+    assert Policy.from_json(far.to_json()) == far != pooled
+    assert "means of 8 rows and 4 outlying rows of 64-row tiles (of the last 16, every row)" in str(far)
 
 
 def test_old_names_of_parameters_are_read() -> None:
     """The rules that share a budget between tiles called `among` their pool."""
     old = '{"closecall_policy": 1, "scorer": {"name": "box"}, "rule": {"name": "fill", "pool": "tile"}}'
     assert Policy.from_json(old).rule.among == "tile"
+
+
+@pytest.mark.parametrize("engine", POOLING, ids=str)
+def test_a_prompt_of_no_more_tiles_than_are_unpooled_keeps_what_single_rows_find(engine: Engine) -> None:
+    q, k = tensors(150, torch.float32)
+    policy = closecall.policy("auto", pool=8, outlying=2, unpooled=10, **GRID)
+    assert torch.equal(engine.select(q, k, policy).kv_idx, engine.select(q, k, policy.replace(pool=1)).kv_idx)
+    fewer = engine.select(q, k, policy.replace(unpooled=9))
+    assert torch.equal(fewer.kv_idx[:, :, 1:], engine.select(q, k, policy).kv_idx[:, :, 1:])
+
+
+@pytest.mark.parametrize("engine", POOLING, ids=str)
+def test_outlying_rows_are_heard(engine: Engine) -> None:
+    """One row of 16 looks for one block; the mean looks elsewhere."""
+    q, k = tensors(160, torch.float32)
+    q, k = 0.1 * q, k.clone()
+    k[:, :, 24:32] += 4.0 * torch.nn.functional.one_hot(torch.tensor(3), 16)
+    q[:, :, 137, 3] = 6.0
+    q[:, :, 128:144, 3] -= 0.5  # fifteen of them away from it
+    policy = closecall.policy("quest", pool=16, **GRID)
+    means, far = (engine.select(q, k, policy.replace(outlying=n)).kept_mask((0,))[:, 8, 3] for n in (0, 1))
+    assert far.all()
+    assert not means.any()
+
+
+@pytest.mark.parametrize("engine", POOLING, ids=str)
+def test_of_two_equally_distant_rows_the_first_is_scored(engine: Engine) -> None:
+    """Two rows are as far from their mean as each other, however a backend rounds."""
+    q, k = tensors(146, torch.float32)  # the last tile has two rows
+    policy = closecall.policy("quest", pool=16, outlying=1, **GRID | {"budget": 99})
+    geometry = plan(1, 146, 146, 8, 16)
+    found = engine.rank(q, k, policy, geometry, 0.25)
+    mean = q[:, :, 144:].mean(2, keepdim=True)
+    by_hand = torch.cat([q[:, :, :144], mean, q[:, :, 144:145]], 2)
+    expected = reference.rank(by_hand, k, policy.replace(pool=1, outlying=0), geometry, 0.25)
+    torch.testing.assert_close(found.scores[:, :, 9], expected.scores[:, :, 9])
+
+
+def test_the_last_tiles_of_each_sequence_are_not_pooled() -> None:
+    policy = closecall.policy("quest", pool=8, unpooled=2)
+    packed = plan(1, 192 + 64, 192 + 64, 64, 64, cu_seqlens=torch.tensor([0, 192, 256]))
+    assert policy.every_row(packed).tolist() == [[False, True, True, True]]
+    padded = plan(2, 256, 256, 64, 64, torch.arange(256) >= torch.tensor([[0], [130]]))
+    assert policy.every_row(padded).tolist() == [[False, False, True, True], [True, True, False, False]]
+    assert policy.replace(unpooled=0).every_row(packed) is None
+    assert policy.replace(pool=1).every_row(packed) is None
+    last = policy.replace(rule=closecall.RULES["last-tile"](tiles=3))
+    assert last.every_row(packed).tolist() == [[True, True, True, True]]
 
 
 def test_protected_tiles_are_the_last_of_each_sequence() -> None:

@@ -23,7 +23,7 @@ from paged_steps import Step, make_step
 POLICIES = {
     "quest": {"budget": 3},
     "auto": {"budget": 3, "pay": False, "share": "group"},  # two heads' rows in one program
-    "topk-on-box": {"budget": 3, "aggregate": "mass", "pool": 4},
+    "topk-on-box": {"budget": 3, "aggregate": "mass", "pool": 4, "outlying": 2, "unpooled": 2},
 }
 GRID = {"block": 16, "tile": 16, "tile_factor": 1}
 CHUNKS = [(20, 70), (1, 40), (18, 18)]  # a chunk behind a prefix, a decoding step, a whole prompt

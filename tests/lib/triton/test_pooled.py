@@ -48,11 +48,13 @@ def agree(call: Call, policy: closecall.Policy, q: torch.Tensor, k: torch.Tensor
     ids=[f"{pair[0]}-{pair[1]}-{name}-{str(dtype)[6:]}" for pair, name, dtype in TURNS],
 )
 def test_scores_are_those_of_the_reference(scored: str, aggregate: str, name: str, dtype: torch.dtype) -> None:
-    """Short tiles and runs, chunks, padding on the left, sequences that share a buffer; every second time the last
-    tiles are scored by their rows."""
+    """Short tiles and runs, chunks, padding on the left, sequences that share a buffer; with outlying rows and without;
+    every second time the last tiles are scored by their rows, and sometimes all that there are."""
     call = CALLS[name]
     draw = random.Random(f"{scored} {aggregate}")
-    policy = call.policy(scored, aggregate).replace(pool=draw.choice(POOLS[name]))
+    pool = draw.choice(POOLS[name])
+    far = min(draw.choice((0, 1, 3)), call.tile - call.tile // pool - 1)
+    policy = call.policy(scored, aggregate).replace(pool=pool, outlying=far, unpooled=draw.choice((0, 0, 1, 2)))
     if AGGREGATES.index(aggregate) % 2:
         policy = policy.replace(rule=LastTile(rule=policy.rule, factor=1))
     agree(call, policy, *call.tensors(dtype))

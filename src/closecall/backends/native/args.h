@@ -60,7 +60,9 @@ struct RankArgs {
   int64_t outliers;     // of OUTLIERS: keys stored as they are
   char* kept;           // [B, Hkv, room] summaries, written here and read at later calls, or null: nothing is kept. The
   int64_t room, done;   // sequences then fill their rows; the first `done` blocks of each are summarised already
-  int64_t pool, runs;   // rows per mean, and means in a whole tile; 1 row: the rows themselves
+  int64_t pool;         // rows per mean; 1: the rows themselves
+  int64_t outlying;     // rows of a tile that are scored beside the means: the most distant from its mean
+  int64_t runs;         // what a whole tile is scored by: rows, or means and outlying rows
   const uint8_t* every_row;  // [B, T], contiguous: tiles whose rows are not pooled, or null: none
   int64_t heads;        // consecutive query heads that are ranked together, by the largest of their scores: 1, or those of a key head
   double scale;

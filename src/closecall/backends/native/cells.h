@@ -1,5 +1,5 @@
 // Scores and ranks many cells (a tile of one query head) together, where each has only a few rows left: the means of its
-// runs of `pool` rows.
+// runs of `pool` rows, and with `outlying` behind them the rows most distant from the tile's mean, as if they were runs.
 //
 // With rows in lanes a tile of 8 means would leave most lanes empty. Here the lanes are cells that read the same key head,
 // neighbouring tiles and the heads of a group, and the vectors are their means: a maximum over a cell's means is a maximum
@@ -48,7 +48,8 @@ constexpr int64_t BLOCKS_IN_CACHE = 24 * BLOCKS_AT_ONCE;
 
 struct CellScratch {
   RankScratch one;
-  float *panels, *row, *found, *turned;
+  float *panels, *row, *far, *found, *turned;
+  int32_t* outlying;  // [cell][which]: rows
   char* sides;
   Sums* sums;  // of every pass
   int64_t n_padded, panel_size, sides_size;
@@ -60,6 +61,8 @@ struct CellScratch {
     panels = arena.take<float>(passes * panel_size);
     sides = arena.take<char>(passes * sides_size);
     row = arena.take<float>(2 * padded_dim(a));
+    far = arena.take<float>(a.runs * a.pool);  // at least the rows of a tile
+    outlying = arena.take<int32_t>(cells * a.outlying);
     found = arena.take<float>((n_padded + BLOCKS_AT_ONCE) * cells);  // [block][cell]
     turned = arena.take<float>(cells * n_padded);                    // [cell][block]
     sums = arena.take<Sums>(passes);
@@ -79,26 +82,62 @@ int64_t cells_scratch(const RankArgs& a) {
   return arena.used;
 }
 
-inline int64_t runs_of(const RankArgs& a, const Cell& cell) { return (cell.rows + a.pool - 1) / a.pool; }
+inline int64_t means_of(const RankArgs& a, const Cell& cell) { return (cell.rows + a.pool - 1) / a.pool; }
+inline int64_t runs_of(const RankArgs& a, const Cell& cell) { return means_of(a, cell) + least(a.outlying, cell.rows); }
 
-// The mean of a run of a cell's rows, rounded to their type as if it were a row: float32, or raw bfloat16 for PAIRS.
-template <bool PAIRS>
-void pool_rows(const RankArgs& a, const Cell& cell, int64_t run, float* row, float* to, int64_t cols) {
-  int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
-  int64_t first = run * a.pool, n = least(a.pool, cell.rows - first);
-  float* mean = row + d;
+inline void read_cell_row(const RankArgs& a, const Cell& cell, int64_t r, float* row) {
+  read_row(cell.q + r * a.q.sn * item_size(a.shape.dtype), a.shape.dtype, a.shape.D, a.q.sd, padded_dim(a), row);
+}
+
+void mean_of_rows(const RankArgs& a, const Cell& cell, int64_t first, int64_t last, float* row, float* mean) {
+  int64_t d = padded_dim(a);
   for (int64_t i = 0; i < d; ++i) mean[i] = 0.0f;
-  for (int64_t r = first; r < first + n; ++r) {
-    read_row(cell.q + r * a.q.sn * size, dtype, a.shape.D, a.q.sd, d, row);
+  for (int64_t r = first; r < last; ++r) {
+    read_cell_row(a, cell, r, row);
     for (int64_t i = 0; i < d; i += LANES) store(mean + i, add(load(mean + i), load(row + i)));
   }
-  for (int64_t i = 0; i < d; ++i) mean[i] /= (float)n;
+  for (int64_t i = 0; i < d; ++i) mean[i] /= (float)(last - first);
+}
+
+// The rows most distant from the mean of all, one after the other, of equally distant ones the earlier.
+void find_outlying(const RankArgs& a, const Cell& cell, const CellScratch& scratch, int32_t* rows) {
+  constexpr float EQUALLY_DISTANT = 1.0f / 4096;  // as in scorers/base.py, which says why
+  int64_t d = padded_dim(a);
+  float *row = scratch.row, *mean = row + d, *far = scratch.far;
+  mean_of_rows(a, cell, 0, cell.rows, row, mean);
+  for (int64_t r = 0; r < cell.rows; ++r) {
+    read_cell_row(a, cell, r, row);
+    V total = set1(0.0f);
+    for (int64_t i = 0; i < d; i += LANES) {
+      V x = sub(load(row + i), load(mean + i));
+      total = fma(x, x, total);
+    }
+    far[r] = sum(total);
+    if (far[r] != far[r]) far[r] = 0.0f;
+  }
+  for (int64_t m = 0; m < least(a.outlying, cell.rows); ++m) {
+    float furthest = 0.0f;
+    for (int64_t r = 0; r < cell.rows; ++r) furthest = far[r] > furthest ? far[r] : furthest;
+    int64_t found = 0;
+    while (far[found] < furthest * (1 - EQUALLY_DISTANT)) ++found;
+    rows[m] = (int32_t)found, far[found] = -1.0f;
+  }
+}
+
+// What a cell is scored by: means of runs of its rows, each rounded to their type as if it were a row, then its outlying
+// rows; in float32, or in raw bfloat16 for PAIRS.
+template <bool PAIRS>
+void pool_rows(const RankArgs& a, const Cell& cell, int64_t run, const int32_t* outlying, float* row, float* to, int64_t cols) {
+  int64_t d = padded_dim(a), means = means_of(a, cell), first = run * a.pool;
+  float* mean = row + d;
+  if (run < means) mean_of_rows(a, cell, first, least(first + a.pool, cell.rows), row, mean);
+  else read_cell_row(a, cell, outlying[run - means], mean);
   if (PAIRS) {
     write_row((char*)to, BF16, d, mean);
     memset((char*)to + d * 2, 0, cols * 4 - d * 2);
     return;
   }
-  round_row(dtype, d, mean, to);
+  round_row(a.shape.dtype, d, mean, to);
 }
 
 // Packs the runs of one pass. A cell with fewer runs repeats its first one, which no maximum notices; for a
@@ -110,7 +149,7 @@ void pack_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, c
     int64_t vector = i / LANES, c = vector / layout.runs * LANES + i % LANES, run = first + vector % layout.runs;
     float* to = scratch.one.rows + i * cols;
     bool there = c < n && run < runs_of(a, cells[c]);
-    if (there || (c < n && a.aggregate != AGG_MEAN)) pool_rows<PAIRS>(a, cells[c], there ? run : 0, scratch.row, to, cols);
+    if (there || (c < n && a.aggregate != AGG_MEAN)) pool_rows<PAIRS>(a, cells[c], there ? run : 0, scratch.outlying + c * a.outlying, scratch.row, to, cols);
     else memset(to, 0, cols * 4);
   }
   RankScratch panel = scratch.pass(pass);
@@ -245,7 +284,9 @@ void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, c
   by_cell(layout, n, 0.0f, high, [&](int64_t c, int64_t) { return (float)(cells[c].high - range.low) - 0.5f; });
   by_cell(layout, n, 0.0f, there, [&](int64_t c, int64_t run) { return first + run < runs_of(a, cells[c]) ? 1.0f : 0.0f; });
   by_cell(layout, n, 0.0f, own, [&](int64_t c, int64_t run) {
-    int64_t from = (first + run < runs_of(a, cells[c]) ? first + run : 0) * a.pool, to = least(from + a.pool, cells[c].rows);
+    int64_t at = first + run < runs_of(a, cells[c]) ? first + run : 0, means = means_of(a, cells[c]);
+    if (at >= means) return cells[c].forced[scratch.outlying[c * a.outlying + at - means]] * LOG2E;
+    int64_t from = at * a.pool, to = least(from + a.pool, cells[c].rows);
     float mean = 0.0f;
     for (int64_t i = from; i < to; ++i) mean += cells[c].forced[i];
     return mean / (float)(to - from) * LOG2E;
@@ -303,6 +344,7 @@ void judge_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& 
   bool softmax = a.aggregate == AGG_SOFTMAX;
   float least_score = a.aggregate == AGG_MAX || softmax ? -INF : 0.0f;
   for (int64_t i = 0; i < (range.high - range.low) * layout.cells(); ++i) scratch.found[i] = least_score;
+  for (int64_t c = 0; a.outlying && c < n; ++c) find_outlying(a, cells[c], scratch, scratch.outlying + c * a.outlying);
   for (int64_t p = 0; p < layout.passes; ++p) pack_cells<First::PAIRS>(a, cells, n, p, layout, scratch);
   if (softmax) return softmax_cells<First, Stored>(a, cells, n, layout, range, summaries, scratch);
   if (!is_mass(a)) return score_cells<First, Stored>(a, layout, range, summaries, scratch);

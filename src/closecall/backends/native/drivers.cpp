@@ -361,7 +361,7 @@ const char* run_rank(const RankArgs& a) {
       --first;
     for (int64_t h = 0; h < all; h += many ? std::min(heads, group - h % group) : 1)
       items.push_back({first, last, h, many ? std::min(heads, group - h % group) : 1, many});
-    int64_t rows = many ? (tile.rows + a.pool - 1) / a.pool : std::max<int64_t>(tile.rows, 16);
+    int64_t rows = many ? (tile.rows + a.pool - 1) / a.pool + a.outlying : std::max<int64_t>(tile.rows, 16);
     work += (double)(last - first) * (double)(tile.end() / block) * (double)(rows * s.D * s.H);
   }
   int64_t threads = useful_threads(a.threads, work);

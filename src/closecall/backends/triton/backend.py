@@ -241,9 +241,7 @@ def rank(
         own = _forced_mass(q, k, geometry, here, scale, policy.sinks, paging)
         scale *= math.log2(math.e)
     with _running(q.device) as kernel:
-        every_row = None
-        if policy.pool > 1:
-            every_row = policy.rule.every_row(geometry.told if paging is None else paging.told)
+        every_row = policy.every_row(geometry, None if paging is None else paging.told)
         wide = told | {"WIDE": _wide(q)}
         scored = scoring.scored(kernel, q, own, policy, every_row, planes, geometry, here, wide, _arch(q.device))
     normalised = reduction.of is not Of.SCORES

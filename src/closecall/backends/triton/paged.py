@@ -181,7 +181,7 @@ def _some(g: Geometry, which: Tensor) -> Geometry | None:
         return None
     names = ("row", "rows", "key", "pos", "sequence")
     picked = {name: getattr(g, name)[:, which[0]].contiguous() for name in names}
-    return dataclasses.replace(g, n_blocks=int(g.visible[which].max()), **picked)
+    return dataclasses.replace(g, n_blocks=int(g.visible[which].max()), after=None, **picked)
 
 
 def _split(g: Geometry) -> tuple[Geometry | None, Geometry | None]:

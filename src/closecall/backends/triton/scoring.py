@@ -28,6 +28,7 @@ class Scored:
     sums: Tensor | None  # [B, H, R, 1 or 2], written by `add_up`: what rows are normalised by
     chosen: Tensor | None  # bool [B, T], on the host: the tiles; None means all
     pool: int
+    outlying: int  # rows of a tile that stand behind its means
     runs: int
     planes: Tensor  # summaries [Hkv, planes, slots, width]
     geometry: Geometry
@@ -36,7 +37,7 @@ class Scored:
 
     @property
     def plan(self) -> Tensor:
-        return tables.scored(self.geometry, self.q.device, self.pool, self.runs)
+        return tables.scored(self.geometry, self.q.device, self.pool, self.outlying, self.runs)
 
     def _sizes(self, chosen: launch.Launch, of_scores: bool) -> dict[str, Any]:
         keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.geometry.n_blocks)
@@ -98,14 +99,15 @@ def scored(
     common = (planes, geometry, told, arch)
 
     def of(x: Tensor, forced: Tensor | None, tiles: Tensor | None, pool: int, runs: int) -> Scored:
+        outlying = policy.outlying if pool > 1 else 0
         columns = {Of.SCORES: 0, Of.SOFTMAX: 1, Of.MASS: 2}[policy.reduction.of]
         sums = torch.empty(*x.shape[:3], columns, device=x.device) if columns else None
-        return Scored(x, forced, sums, tiles, pool, runs, *common)
+        return Scored(x, forced, sums, tiles, pool, outlying, runs, *common)
 
-    if policy.pool == 1:
+    if policy.pool == 1 or (every_row is not None and bool((every_row | ~geometry.exists).all())):
         return [of(q, forced, None, 1, geometry.tile)]
-    runs = launch.power_above(geometry.tile // policy.pool)
-    means, forced_means = _pooled(kernel, q, forced, policy.pool, runs, geometry, here)
+    runs = launch.power_above(policy.scored)
+    means, forced_means = _pooled(kernel, q, forced, policy, runs, geometry, here)
     if every_row is None:
         return [of(means, forced_means, None, policy.pool, runs)]
     return [
@@ -115,18 +117,26 @@ def scored(
 
 
 def _pooled(
-    kernel: Any, q: Tensor, forced: Tensor | None, pool: int, runs: int, geometry: Geometry, here: Tables
+    kernel: Any, q: Tensor, forced: Tensor | None, policy: Policy, runs: int, geometry: Geometry, here: Tables
 ) -> tuple[Tensor, Tensor | None]:
-    """Means `[B, H, T * runs, D]` of runs of `pool` rows, and of the rows' forced masses."""
+    """What tiles are scored by instead of their rows, `[B, H, T * runs, D]`: means of runs of rows, then outlying rows;
+    and the same of the rows' forced masses."""
     batch, heads, rows, dim = q.shape
     # The interpreter cuts float32 off where it should round: there torch rounds.
     shape = (batch, heads, geometry.n_tiles * runs)
     means = torch.empty(*shape, dim, dtype=torch.float32 if q.device.type == "cpu" else q.dtype, device=q.device)
     masses = None if forced is None else torch.empty(shape, device=q.device)
     some = min(runs, 16)
+    tensors = (q, here.plan, means if forced is None else forced, means, means if masses is None else masses)
+    common = {
+        "POOL": policy.pool, "RUNS": runs, "DIM": dim, "WIDTH": launch.padded(dim), "FORCED": forced is not None
+    }  # fmt: skip
     kernel.pool_kernel[(geometry.n_tiles * -(-runs // some), heads, batch)](
-        q, here.plan, means if forced is None else forced, means, means if masses is None else masses, *q.stride(),
-        geometry.n_tiles, rows, POOL=pool, RUNS=runs, ROWS=some, DIM=dim, WIDTH=launch.padded(dim),
-        FORCED=forced is not None,
-    )  # fmt: skip
+        *tensors, *q.stride(), geometry.n_tiles, rows, ROWS=some, **common
+    )
+    if policy.outlying:
+        kernel.outlying_kernel[(geometry.n_tiles, heads, batch)](
+            *tensors, *q.stride(), geometry.n_tiles, rows, ROWS=launch.power_above(geometry.tile),
+            OUTLYING=policy.outlying, **common,
+        )  # fmt: skip
     return means.to(q.dtype), masses

@@ -81,17 +81,18 @@ def _build(g: Geometry, device: torch.device) -> Tables:
     return Tables(plan.to(device), listed, ordinals, there, visible, g.first_own(), g.visible)
 
 
-def scored(g: Geometry, device: torch.device, pool: int, runs: int) -> Tensor:
+def scored(g: Geometry, device: torch.device, pool: int, outlying: int, runs: int) -> Tensor:
     """int32 `[B, T, 5]`: each tile's first scored row, how many there are, blocks before its own, blocks that it sees,
-    and its first block among `Tables.blocks`. Where rows are pooled, each tile has room for `runs` means."""
+    and its first block among `Tables.blocks`. Where rows are pooled, each tile has room for `runs`: means, and then
+    outlying rows."""
 
     def make() -> Tensor:
         row, rows = g.row, g.rows
         if pool > 1:
-            row, rows = (torch.arange(g.n_tiles) * runs).expand_as(row), -(-rows // pool)
+            row, rows = (torch.arange(g.n_tiles) * runs).expand_as(row), -(-rows // pool) + rows.clamp(max=outlying)
         return torch.stack([row, rows, g.first_own(), g.visible, _slots(g)[0]], -1).to(torch.int32).to(device)
 
-    return placed(g, device, ("scored", pool, runs), make)
+    return placed(g, device, ("scored", pool, outlying, runs), make)
 
 
 @dataclass(frozen=True, eq=False)

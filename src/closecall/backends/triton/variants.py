@@ -29,7 +29,7 @@ MORE_PLANES = {
 }
 SOFTMAX_PLANES = (PLANES["quest"], MORE_PLANES["boxed-outliers-1"])
 MORE_DIMS = (64, 128)
-POOL = 8  # rows per mean of the variants that pool
+POOL, OUTLYING = 8, 8  # rows per mean and outlying rows of the variants that pool
 # Rows that the select kernels hold: blocks of a tile (128K and 1M tokens), and kept ones.
 SELECT_BLOCKS = (2048, launch.MOST_SPAN)
 SELECT_KEPT = 132
@@ -203,7 +203,7 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
 
 
 def _pool(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
-    """Means of rows, with the forced masses that some reductions want of them."""
+    """Means of rows, and outlying rows, with the forced masses that some reductions want of them."""
     if dims[0] != dims[1]:
         return
     types = {"q": f"*{dtype}", "out": f"*{dtype}", "plan": "*i32", "forced": "*fp32", "means": "*fp32"}
@@ -211,6 +211,10 @@ def _pool(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     constants |= {"POOL": POOL, "RUNS": 64 // POOL, "ROWS": 64 // POOL}
     chosen = launch.Launch(16, 16, 4, 1)
     yield _variant(_name("pool", dims, dtype), arch, pool.pool_kernel, types, constants, chosen, dims, dtype, False)
+    constants |= {"RUNS": 64 // POOL + OUTLYING, "ROWS": 64, "OUTLYING": OUTLYING}
+    types = {name: x for name, x in types.items() if name != "means"} | {"masses": "*fp32"}
+    name = _name("outlying", dims, dtype)
+    yield _variant(name, arch, pool.outlying_kernel, types, constants, chosen, dims, dtype, False)
 
 
 def _select(arch: str) -> Iterator[Variant]:
