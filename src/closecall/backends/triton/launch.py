@@ -39,15 +39,21 @@ FORCED_VALUES = 16
 @dataclass(frozen=True)
 class Launch:
     """`rows` of queries and `keys` of one step. Of `packed`, rows are of all heads that share their blocks; of
-    `scores`, `sums` and `shares`, keys are block columns; `summaries`, `outliers` and `merge` have no rows."""
+    `scores`, `sums` and `shares`, keys are block columns; `summaries`, `outliers` and `merge` have no rows. `tma` has
+    `attend` and `packed` read keys and values by the copy engine, where it can (`boxes`)."""
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+    tma: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tma, bool):
+            raise ValueError(f"launch field tma must be true or false, got {self.tma!r}")
         for name, value in dataclasses.asdict(self).items():
+            if name == "tma":
+                continue
             least = 16 if name in ("rows", "keys") else 1
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or value < least or (name != "num_stages" and value & (value - 1)):
@@ -80,6 +86,14 @@ def value_slices(arch: str, dim: int, rows: int) -> tuple[int, int, int]:
     head, tail = slices(dim)
     part = min(head, {"sm_90": 256, "gfx942": 256, "sm_100": 128}.get(arch, 64 if rows >= 64 else 128))
     return part, (head + (tail if tail % part == 0 else 0)) // part, tail if tail % part else 0
+
+
+def boxes(arch: str, head_dim: int, value_dim: int, dtype: str) -> bool:
+    """Whether keys and values may be brought by the copy engine (TMA): it is there, and a head is whole slices of
+    16-bit numbers. Below 128 columns its loop is no better on paper (docs/gpu.md): its barriers' few bytes of shared
+    memory cost a thread block, or it takes a stack. What tensors it can read, `boxes.of` says."""
+    whole = all(slices(dim) == (dim, 0) and dim >= 128 for dim in (head_dim, value_dim))
+    return arch in ("sm_90", "sm_100") and whole and dtype != "fp32"
 
 
 def power_above(n: int) -> int:
