@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 import closecall
+from closecall import paged
 from closecall.backends.triton import backend, boxes, launch, tuning
 
 HALF = (torch.bfloat16, torch.float16)
@@ -98,9 +99,9 @@ def test_pages_go_through_pointers(monkeypatch: pytest.MonkeyPatch, made: list[A
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("CLOSECALL_LAUNCH", '{"attend": {"tma": true}}')
     q, k, v = tensors(torch.float16, keys=32)
-    pages = closecall.paged.Pages(torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, 32]), torch.tensor([32]))
+    pages = paged.Pages(torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, 32]), torch.tensor([32]))
     at = [x.view(1, 2, 16, 16).transpose(0, 1).contiguous() for x in (k, v)]
-    out = closecall.paged.attention(q[0].transpose(0, 1), *at, "dense:block=16,tile=16", pages, backend="triton")
+    out = paged.attention(q[0].transpose(0, 1), *at, "dense:block=16,tile=16", pages, backend="triton")
     assert made == []
     assert torch.equal(
         out.transpose(0, 1)[None], closecall.attention(q, k, v, "dense:block=16,tile=16", backend="triton")

@@ -2,8 +2,8 @@
 
 The table's entries were chosen by compiling for every architecture (`closecall gpu-report`): shared memory within the
 device's, keys and values of later turns on their way while one turn is worked on, and as many thread blocks at a time
-as that leaves room for. The variants that `make audit` compiles use no stack; some fp32 scores on sm_80, sm_90 and
-sm_100 still take a few bytes. None was timed on a device. Two ways to do better on yours:
+as that leaves room for. The variants that `make audit` compiles use no stack. None was timed on a device. Two ways to
+do better on yours:
 
 * `CLOSECALL_LAUNCH='{"attend": {"num_warps": 8}}'` overrides fields of a kernel's launch;
 * `CLOSECALL_AUTOTUNE=1` times the table's neighbours at the first call of each kind and keeps the fastest (tuning.py).
@@ -235,7 +235,10 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
         # A box needs its rows twice, for which slices of 32 columns are too wide. Heads of more than 192, and a box
         # beside outlying keys, come out the other way round: there slices of 16 need a stack.
         narrow = groups and told["BOX"] and told["VECTORS"] == 1 and dim <= 192
-        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": 16 if narrow else score_slice(dim, dtype)}
+        part = 16 if narrow else score_slice(dim, dtype)
+        if told["VECTORS"] > 1 and padded(dim) <= 64 and arch != "gfx942":  # here whole rows need no stack, slices do
+            part = padded(dim)
+        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1
 
