@@ -174,13 +174,13 @@ def scores_kernel(
         for start in tl.range(0, last, KEYS, num_stages=STAGES):
             block = start + tl.arange(0, KEYS)
             s = tl.full([KEYS, ROWS], 0.0, tl.float32)
-            here = at
+            spots = at
             if VECTORS > 1 and SLICE < WIDTH:
                 # 0 more, which the compiler does not see: it would keep the rows in registers, for which it needs a
                 # stack, instead of reading them anew.
-                here = at + tl.minimum(start, 0)
+                spots = at + tl.minimum(start, 0)
             for vector in tl.static_range(VECTORS):
-                one = block_scores(q, here, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS,
+                one = block_scores(q, spots, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS,
                                    DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
                 if MASS:  # relative to the row's largest logit, for all keys that the vector stands for; NaN stays
                     one *= scale
