@@ -16,6 +16,7 @@ import functools
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -267,14 +268,14 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
     return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": padded(dim)}
 
 
-def overrides() -> dict[str, dict[str, int]]:
+def overrides() -> dict[str, dict[str, Any]]:
     """What `CLOSECALL_LAUNCH` says, checked."""
     text = os.environ.get("CLOSECALL_LAUNCH")
     return _parse(text) if text else {}
 
 
 @functools.lru_cache(maxsize=16)
-def _parse(text: str) -> dict[str, dict[str, int]]:
+def _parse(text: str) -> dict[str, dict[str, Any]]:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:

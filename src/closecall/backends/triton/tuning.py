@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,7 +90,7 @@ def candidates(start: Launch, tma: bool = False) -> list[Launch]:
     near = [start]
     for field in ("rows", "keys", "num_warps"):
         for factor in (0.5, 2):
-            value = int(getattr(start, field) * factor)
+            value: Any = int(getattr(start, field) * factor)
             if (16 if field in ("rows", "keys") else 1) <= value <= (16 if field == "num_warps" else MOST_KEYS):
                 near.append(dataclasses.replace(start, **{field: value}))
     near += [dataclasses.replace(start, num_stages=n) for n in range(1, 7) if n != start.num_stages]
