@@ -7,7 +7,7 @@ order is no guide, since compilers put blocks where they like.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -23,6 +23,8 @@ class Dialect:
     load: re.Pattern[str]  # a read of device memory into registers
     scalar: re.Pattern[str]  # a multiply-add of single float32 numbers, which is what IEEE products are made of
     wait: re.Pattern[str]  # for copies or loads; group 1: how many of the latest may still be on their way
+    begin: re.Pattern[str] | None  # of bulk copies that go by one barrier in shared memory; group 1: the barrier
+    arrive: re.Pattern[str] | None  # a wait for such a barrier; group 1: the barrier
     barrier: re.Pattern[str]  # of the thread block
     share: re.Pattern[str]  # a write to shared memory from registers
     instruction: re.Pattern[str]
@@ -40,6 +42,8 @@ PTX = Dialect(
     load=re.compile(r"\bld\.global"),
     scalar=re.compile(r"\bfma\.rn(?:\.ftz)?\.f32"),
     wait=re.compile(r"\bcp\.async\.wait_group\s+(\w+)"),
+    begin=re.compile(r"\bmbarrier\.arrive\.expect_tx\S*\s+_,\s*\[\s*(%\w+)"),
+    arrive=re.compile(r"\bmbarrier\.try_wait\S*\s+\w+,\s*\[\s*(%\w+)"),
     barrier=re.compile(r"\bbar(?:rier)?\.(?:cta\.)?sync\b"),
     share=re.compile(r"\b(?:st\.shared|stmatrix)"),
     instruction=re.compile(r"^\s*(?:@!?%\w+\s+)?[a-z][\w.:]+(?:\s|;)"),
@@ -53,6 +57,8 @@ AMD = Dialect(
     load=re.compile(r"\b(?:buffer|global|flat)_load_"),
     scalar=re.compile(r"\bv_(?:pk_)?fm(?:a|ac|amk|aak)_f32"),
     wait=re.compile(r"\bs_waitcnt\b.*\bvmcnt\((\d+)\)"),
+    begin=None,
+    arrive=None,
     barrier=re.compile(r"\bs_barrier\b"),
     share=re.compile(r"\bds_write"),
     instruction=re.compile(r"^\s+[a-z]\w+(?:\s|$)"),
@@ -162,8 +168,9 @@ def loops(text: str, dialect: Dialect) -> list[list[str]]:
 class Loop:
     """What one turn of a loop does.
 
-    `waits`: how many copies, or on AMD loads, each wait leaves on their way. `ahead`: on AMD, how many of the `wide`
-    loads are still in flight while tensor cores work.
+    `waits`: how many copies, or on AMD loads, each wait leaves on their way. Of bulk copies, which have barriers of
+    their own: how many of those on their way when a turn begins are still so after its waits. `ahead`: on AMD, how
+    many of the `wide` loads are still in flight while tensor cores work.
     """
 
     tensor: int
@@ -204,7 +211,21 @@ def loads_ahead(body: list[str]) -> int:
     return overlapped
 
 
-def read_loop(body: list[str], dialect: Dialect) -> Loop:
+def bulk_ahead(before: Sequence[str], dialect: Dialect) -> int:
+    """How many bulk copies straight code begins and does not wait for. A product's barrier (tcgen05) is none of theirs:
+    no copies were announced on it."""
+    assert dialect.begin is not None
+    assert dialect.arrive is not None
+    begun = [match[1] for line in before if (match := dialect.begin.search(line))]
+    waited = [match[1] for line in before if (match := dialect.arrive.search(line))]
+    return len(begun) - sum(barrier in begun for barrier in waited)
+
+
+def read_loop(body: list[str], dialect: Dialect, before: Sequence[str] = ()) -> Loop:
+    """`before`: the lines that every way to the loop leads through."""
+    waits = [int(match[1], 0) for line in body if (match := dialect.wait.search(line))]
+    if dialect.begin is not None and (begun := _count(dialect.begin, body)):
+        waits.append(max(0, bulk_ahead(before, dialect) - begun))
     kinds = [next(kind for kind in match.groups() if kind) for line in body if (match := dialect.tensor.search(line))]
     return Loop(
         tensor=len(kinds),
@@ -214,7 +235,7 @@ def read_loop(body: list[str], dialect: Dialect) -> Loop:
         loads=_count(dialect.load, body),
         wide=_count(WIDE, body),
         ahead=loads_ahead(body) if dialect is AMD else 0,
-        waits=tuple(int(match[1], 0) for line in body if (match := dialect.wait.search(line))),
+        waits=tuple(waits),
         barriers=_count(dialect.barrier, body),
         shared_stores=_count(dialect.share, body),
         instructions=_count(dialect.instruction, body),
@@ -247,8 +268,16 @@ def main_loop(text: str, dialect: Dialect) -> Loop | None:
     The first, because kernels begin with the blocks that need no mask and end with the few that do, and a mask can cost
     products too; and of loops inside each other the inner one. In a kernel without products, loads count.
     """
-    bodies = _bodies(blocks(text, dialect))
-    found = [read_loop(body, dialect) for body in loops(text, dialect)]
+    code = blocks(text, dialect)
+    over = _dominators(code)
+    bodies = _bodies(code)
+    looping = set().union(*bodies)
+
+    def lines(some: Iterable[int]) -> list[str]:
+        return [line for b in sorted(some) for line in code[b].lines]
+
+    ways = (set.intersection(*(over[b] for b in body)) - looping for body in bodies)
+    found = [read_loop(lines(body), dialect, lines(way)) for body, way in zip(bodies, ways, strict=True)]
     work = [TENSOR_WORTH * loop.tensor + loop.scalar for loop in found]
     if not any(work):
         work = [loop.copies + loop.loads for loop in found]

@@ -8,13 +8,22 @@ from typing import Any
 
 from . import devices
 
-# Instructions that one turn of a main loop may take: what it came to, and a little room for another compiler.
+# Instructions that one turn of a main loop may take in bfloat16 at head dim 128: what it came to, and a little room for
+# another compiler.
 MOST_INSTRUCTIONS = {
-    ("sm_80", "attend", 128, "bf16"): 640,
-    ("sm_90", "attend", 128, "bf16"): 430,
-    ("sm_80", "scores quest", 128, "bf16"): 500,
-    ("sm_90", "scores quest", 128, "bf16"): 350,
+    ("sm_80", "attend"): 640,
+    ("sm_90", "attend"): 430,
+    ("sm_90", "attend tma"): 360,
+    ("sm_80", "scores mean"): 490,
+    ("sm_90", "scores mean"): 290,
+    ("sm_80", "scores mean pooled"): 500,
+    ("sm_90", "scores mean pooled"): 310,
+    ("sm_80", "scores quest"): 430,
+    ("sm_90", "scores quest"): 240,
+    ("sm_80", "scores quest pooled"): 460,
+    ("sm_90", "scores quest pooled"): 260,
 }
+MOST_BARRIERS = {("sm_90", "attend tma"): 3}  # of a turn of these; 2 if not said
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,9 @@ class Facts:
         """Whether copies of later turns are on their way while the main loop works on this one; None without a loop.
 
         NVIDIA: there are copies inside the loop, they go through at least two buffers, and no wait is for all of them:
-        the copies that a turn begins are then not those that it waits for. AMD: more than half of the wide loads are
-        still in flight when tensor cores work. How much of the latency that hides, no assembly shows.
+        the copies that a turn begins are then not those that it waits for (bulk copies: nor those of the next turn).
+        AMD: more than half of the wide loads are still in flight when tensor cores work. How much of the latency that
+        hides, no assembly shows.
         """
         if not self.loop:
             return None
@@ -107,9 +117,14 @@ class Facts:
         # AMD lays the two products out apart, the first with rows inside a warp; weights go through shared memory.
         if self.must_pipeline and target.backend == "cuda" and self.dtype != "fp32" and self.row_in_warp is False:
             found.append(f"the softmax crosses warps ({self.warps})")
-        most = MOST_INSTRUCTIONS.get((self.arch, self.name.split(" D")[0], self.head_dim, self.dtype))
-        if most is not None and self.instructions > most:
-            found.append(f"{self.instructions} instructions a turn, {most} is the aim")
+        turn = (self.arch, self.name.split(" D")[0])
+        if turn in MOST_INSTRUCTIONS and (self.head_dim, self.dtype) == (128, "bf16"):
+            for count, most, what in (
+                (self.instructions, MOST_INSTRUCTIONS[turn], "instructions"),
+                (self.barriers, MOST_BARRIERS.get(turn, 2), "barriers"),
+            ):
+                if count > most:
+                    found.append(f"{count} {what} a turn, {most} is the aim")
         return found
 
     @property

@@ -58,6 +58,11 @@ class Rule(Component):
         sort the blocks."""
         return False
 
+    @property
+    def reads_back(self) -> bool:
+        """Whether deciding reads numbers back from the device, which no CUDA graph can hold."""
+        return False
+
     def remedy(self, tile_budget: int) -> str:
         """Says how to get a tile budget of at least `tile_budget`, as the end of an error message."""
         return f"give rule {self.name!r} a tile budget of {tile_budget} or more"

@@ -54,6 +54,10 @@ class Certified(Rule):
                 f"to keep ({policy.sinks} sink, the rest its own): use at least {policy.most_forced + 1}"
             )
 
+    @property
+    def reads_back(self) -> bool:
+        return True
+
     def limit(self, n_blocks: int) -> int:
         return min(self.max_budget, n_blocks)
 

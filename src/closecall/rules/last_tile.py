@@ -98,6 +98,10 @@ class LastTile(Rule):
     def at_ranks(self) -> bool:
         return self.rule.at_ranks
 
+    @property
+    def reads_back(self) -> bool:
+        return self.rule.reads_back
+
     def limit(self, n_blocks: int) -> int:
         factor = TWICE if self.factor == DENSE else self.factor
         return min(_part(self.rule.limit(n_blocks), factor), n_blocks)
@@ -164,8 +168,8 @@ class LastTile(Rule):
         """
         shape = extra.shape
         heads = torch.arange(shape[1], device=extra.device)[:, None]
-        pool = ((sequence[:, None] + 1) * shape[1] + heads).flatten()
-        n_pools = int(pool.max()) + 1
+        pool = (_runs(sequence)[:, None] * shape[1] + heads).flatten()
+        n_pools = extra.numel()  # at most: how many there are, only the device could tell
         asked, most, theirs = (sums(x.flatten(), pool, n_pools) for x in (extra, free // 2, free))
         can = most.minimum(_part(theirs, self.give))
         if self.factor == DENSE:
@@ -185,6 +189,13 @@ class LastTile(Rule):
         paid = f", paid for by the others with at most {self.give:.3g} of theirs" if self.pay else ""
         which = "tile" if self.tiles == 1 else f"{self.tiles} tiles"
         return f"{self.rule.describe()}; {more} for the last {which}{paid}"
+
+
+def _runs(sequence: Tensor) -> Tensor:
+    """int64 `[B, T]`: the tiles' sequences, numbered in the order in which they come."""
+    begins = torch.ones_like(sequence)
+    begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
+    return begins.flatten().cumsum(0).view_as(sequence) - 1
 
 
 def _last(sequence: Tensor, tiles: int) -> Tensor:

@@ -24,6 +24,7 @@ from .base import Rule
 from .topk import TopK
 
 AMONG = ("layer", "tile")
+MOST_TURNS = 2**31 - 1  # of `deal`: there are no more blocks, for they are numbered in int32
 
 
 def ordered(x: Tensor) -> Tensor:
@@ -98,10 +99,10 @@ def deal(most: Tensor, pool: Tensor, total: Tensor, prefer: Tensor) -> Tensor:
     A turn gives one to each cell that has not its `most` yet; in the last one the cells that `prefer` names first come
     first. `total` is at most the pool's sum of `most`. It is what `spend` gives where all want their n-th slot alike.
     """
-    turns = int(most.max()) + 1 if most.numel() else 1
-    ends = sums(torch.ones_like(pool), pool * turns + most, len(total) * turns).view(len(total), turns)
-    players = ends.flip(1).cumsum(1).flip(1)[:, 1:]  # of the first, second, ... turn
-    whole = (players.cumsum(1) <= total[:, None]).sum(1)  # turns that everybody can have
+    whole = torch.zeros_like(total)  # turns that everybody can have: bit by bit, so that nothing is read back
+    for bit in reversed(range(MOST_TURNS.bit_length())):
+        more = whole + (1 << bit)
+        whole = torch.where(sums(most.minimum(more[pool]), pool, len(total)) <= total, more, whole)
     got = most.minimum(whole[pool])
     return got + _one_each(most > whole[pool], pool, total - sums(got, pool, len(total)), prefer)
 
@@ -155,6 +156,10 @@ class Pooled(TopK):
 
     def limit(self, n_blocks: int) -> int:
         return min(self.most, n_blocks)
+
+    @property
+    def reads_back(self) -> bool:
+        return self.fixed_level() is None
 
     def wanted(self, ranked: Ranked) -> Tensor:
         """int64 `[B, H, T, W]`: how much each ranked block is wanted; never rises along the ranking."""

@@ -24,14 +24,16 @@ SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
 # below want most of these anyway. `make audit` compiles the hot kernels of all dims and targets, and the others for one
 # of each maker; `closecall gpu-report` all there are.
 HOT = (
-    "attend D", "attend dense", "attend packed", "attend paged", "few D", "few paged", "scores quest D",
-    "scores quest pooled D", "select",
+    "attend D", "attend dense", "attend packed", "attend paged", "attend tma", "few D", "few paged", "scores mean D",
+    "scores mean pooled D", "scores quest D", "scores quest pooled D", "select",
 )  # fmt: skip
 USUAL = {
     "attend D128 bf16": ("sm_80", "sm_90", "sm_100", "gfx942"),
     "attend dense D128 bf16": ("sm_90",),
     "attend packed D128 bf16": ("sm_80", "sm_90"),
     "attend paged D128 bf16": ("sm_80", "sm_90"),
+    "attend tma D128 bf16": ("sm_90",),
+    "scores mean D128 bf16": ("sm_80", "sm_90"),
     "scores quest D128 bf16": ("sm_80", "sm_90", "gfx942"),
     "scores quest pooled D128 bf16": ("sm_80", "sm_90"),
     "select keep": ("sm_90",),
@@ -204,16 +206,28 @@ def test_pages_cost_the_attention_loop_little(arch: str, compiler: Compiler) -> 
     assert facts.instructions <= plain.instructions + 8
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_the_copy_engine_saves_instructions_and_registers(arch: str, compiler: Compiler) -> None:
+    """Two copies a turn, one of keys and one of values, as far ahead as before, for one more barrier."""
+    facts, plain = (compiler.facts(arch, f"attend {kind}D128 bf16") for kind in ("tma ", ""))
+    for field in ("waits", "buffers", "shared_stores", "resident_blocks", "tensor_per_block", "stack"):
+        assert getattr(facts, field) == getattr(plain, field), field
+    assert (facts.copies, facts.barriers) == (2, plain.barriers + 1)
+    assert facts.instructions <= plain.instructions - 40
+    assert facts.registers <= plain.registers - 10
+
+
+@pytest.mark.parametrize("scorer", ["quest", "mean"])
 @pytest.mark.parametrize(("arch", "most"), [("sm_80", 500), ("sm_90", 350)])
-def test_the_score_loop_in_numbers(arch: str, most: int, compiler: Compiler) -> None:
+def test_the_score_loop_in_numbers(arch: str, most: int, scorer: str, compiler: Compiler) -> None:
     """64 rows by 64 blocks a turn, with masks and packing."""
-    facts = compiler.facts(arch, "scores quest D128 bf16")
+    facts = compiler.facts(arch, f"scores {scorer} D128 bf16")
     assert (facts.overlapped, facts.row_in_warp, facts.barriers) == (True, True, 2)
     assert (facts.rows, facts.keys) == (64, 64)
     assert facts.instructions <= most
 
 
-@pytest.mark.parametrize(("arch", "most"), [("sm_80", 530), ("sm_90", 350)])
+@pytest.mark.parametrize(("arch", "most"), [("sm_80", 500), ("sm_90", 350)])
 def test_a_turn_of_pooled_scores_serves_eight_tiles(arch: str, most: int, compiler: Compiler) -> None:
     """Its 64 rows are 8 means of each of 8 tiles, and its loop is about as long as that of one tile's 64 rows."""
     (constants,) = [v.constexprs for v in variants(arch) if v.name == "scores quest pooled D128 bf16"]
@@ -239,7 +253,11 @@ def test_the_variants_cover_what_is_promised() -> None:
                     kinds += (f"scores {scorer} pooled", f"scores {scorer} pooled mass", f"sums {scorer} pooled")
                     assert {f"{kind} {dim} {dtype}" for kind in kinds} <= set(names)
                 assert {f"attend forced {dim}/16 {dtype}", f"few forced {dim}/16 {dtype}"} <= set(names)
-    assert all([name for a, name in SHIPPED if a == arch] == names for arch in ARCHS)
+    boxed = [name for name in names if name.startswith("attend tma")]
+    assert {"attend tma D128 bf16", "attend tma dense D256 bf16", "attend tma packed D128 bf16"} <= set(boxed)
+    for arch in ARCHS:  # the copy engine is there on two of them
+        there = names if arch in ("sm_90", "sm_100") else [name for name in names if name not in boxed]
+        assert [name for a, name in SHIPPED if a == arch] == there
 
 
 # What is read from a binary, on kernels we know.
@@ -423,6 +441,27 @@ def test_only_what_is_inside_the_loop_counts() -> None:
 )
 def test_what_an_asynchronous_copy_is(line: str, copies: int) -> None:
     assert assembly.read_loop([line], PTX).copies == copies
+
+
+BEGIN = "\t@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r{}], 16384;"
+ARRIVE = "\tmbarrier.try_wait.parity.shared::cta.b64 complete, [%r{}], %r9;"
+BULK = "\tcp.async.bulk.tensor.4d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2}], [%r3];"
+
+
+@pytest.mark.parametrize(
+    ("begun", "awaited", "waits"),
+    [
+        ((1, 2, 3, 4), (), 2),  # two turns of keys and values: after the waits of one, the other is on its way
+        ((1, 2), (), 0),  # nothing but what this turn waits for
+        ((1, 2, 3, 4, 5, 6, 1), (1, 2, 3, 70), 2),  # a turn done beforehand; 70 is a product's own barrier
+    ],
+)
+def test_bulk_copies_have_barriers_of_their_own(begun: tuple[int, ...], awaited: tuple[int, ...], waits: int) -> None:
+    before = [BEGIN.format(r) for r in begun] + [ARRIVE.format(r) for r in awaited]
+    turn = [ARRIVE.format(11), ARRIVE.format(12), "\tmma.sync.x", BEGIN.format(13), BULK, BEGIN.format(14), BULK]
+    found = assembly.main_loop("\n".join([*before, _loop(1, *turn)]), PTX)
+    assert found is not None
+    assert (found.copies, found.waits) == (2, (waits,))
 
 
 def test_nested_loops_and_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
@@ -35,8 +36,16 @@ def fa3(with_sums: bool) -> ModuleType:
     module = ModuleType(rivals.FA3_MODULE)
     module.__spec__ = importlib.machinery.ModuleSpec(rivals.FA3_MODULE, None)
 
-    def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Any:
+    # The public function has more arguments, all by name with defaults, and returns the log-sum-exp in some releases.
+    def flash_attn_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+        qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+        window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
+        pack_gqa: bool | None = None, deterministic: bool = False, sm_margin: int = 0, return_attn_probs: bool = False,
+    ) -> Any:  # fmt: skip
         assert causal
+        assert q.stride(-1) == k.stride(-1) == 1  # [B, N, H, D]: it copies what is not
+        assert (q.shape[1], q.shape[2] % k.shape[2]) == (k.shape[1], 0)
         out = dense(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
         return (out, None) if with_sums else out
 
@@ -114,19 +123,71 @@ def test_together_by_hand() -> None:
 # --- Clocks and power ------------------------------------------------------------------------------------------------
 
 
-def test_clocks_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("knows", [hardware.HELD_BACK[0], hardware.HELD_BACK[1], None])
+def test_clocks_and_power(monkeypatch: pytest.MonkeyPatch, knows: str | None) -> None:
+    """A driver knows one name of the reasons, or the other, or none; it fails a query with a name it does not know."""
     asked: list[tuple[str, ...]] = []
 
     def run(command: tuple[str, ...], **_: Any) -> Any:
         asked.append(command)
-        return SimpleNamespace(stdout="1410, 1980, 1593, 398.50, [N/A], 61, 0x0000000000000004\n")
+        fields = command[1].removeprefix("--query-gpu=").split(",")
+        if any("reasons" in name and name != knows for name in fields):
+            raise subprocess.CalledProcessError(
+                2, command, output=f'Field "{fields[0]}" is not a valid field to query.'
+            )
+        known = dict(zip(hardware.NVIDIA, ("1410", "1980", "1593", "398.50", "[N/A]", "61"), strict=True))
+        return SimpleNamespace(stdout=", ".join(known.get(name, "0x0000000000000044") for name in fields) + "\n")
 
     monkeypatch.setattr(subprocess, "run", run)
+    held_back = {"held_back_by": ["power cap", "hardware thermal"]} if knows else {}
     assert hardware.read("GPU-7", amd=False) == {
         "clock_mhz": 1410, "most_clock_mhz": 1980, "memory_clock_mhz": 1593, "power_w": 398.5, "most_power_w": None,
-        "celsius": 61, "throttled": "0x0000000000000004",
+        "celsius": 61, **held_back,
     }  # fmt: skip
-    assert asked[0][-1] == "GPU-7"
+    assert all(command[-1] == "GPU-7" for command in asked)
+
+
+# As rocm-smi 6.2 and 5.6 write it, and amd-smi 6 and 7.
+MI300 = {"sclk clock speed:": "(2100Mhz)", "mclk clock speed:": "(1300Mhz)", "Max Graphics Package Power (W)": "750.0",
+         "Current Socket Graphics Package Power (W)": "612.0", "Temperature (Sensor junction) (C)": "71.0",
+         "Temperature (Sensor memory) (C)": "60.0", "PCI Bus": "0000:C9:00.0"}  # fmt: skip
+MI250 = {"sclk clock speed:": "(1700Mhz)", "mclk clock speed:": "(1600Mhz)", "PCI Bus": "0000:2F:00.0",
+         "Average Graphics Package Power (W)": "128.0", "Temperature (Sensor edge) (C)": "N/A"}  # fmt: skip
+METRIC = {
+    "gpu": 1,
+    "power": {"socket_power": {"value": 612, "unit": "W"}, "throttle_status": "N/A"},
+    "clock": {"gfx_0": {"clk": {"value": 2100, "unit": "MHz"}, "max_clk": {"value": 2100, "unit": "MHz"}}, "mem_0": {
+        "clk": "N/A"}},
+    "temperature": {"edge": "N/A", "hotspot": {"value": 71, "unit": "C"}},
+}  # fmt: skip
+
+
+def test_clocks_and_power_of_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, str] = {}
+
+    def run(command: tuple[str, ...], **_: Any) -> Any:
+        if command[0] not in said:
+            raise FileNotFoundError(command[0])
+        return SimpleNamespace(stdout=said[command[0]])
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert hardware.read("0", amd=True) is None
+    warning = "WARNING: AMD GPU device(s) is/are in a low-power state.\n\n"
+    said["rocm-smi"] = warning + json.dumps({"card0": MI250, "card1": MI300, "system": {"Driver version": "6.8"}})
+    new = {"clock_mhz": 2100, "memory_clock_mhz": 1300, "power_w": 612, "most_power_w": 750, "celsius": 71}
+    assert hardware.read("1", amd=True) == new
+    assert hardware.read("0", True, "0000:c9:00.0") == new  # torch sees the second card alone, and calls it the first
+    assert hardware.read("0", True, "0000:00:00.0") == {
+        "clock_mhz": 1700, "memory_clock_mhz": 1600, "power_w": 128, "most_power_w": None, "celsius": None,
+    }  # fmt: skip
+    assert hardware.read("7", amd=True) is None
+    del said["rocm-smi"]
+    for wrapped in ([METRIC], {"gpu_data": [METRIC]}):
+        said["amd-smi"] = json.dumps(wrapped)
+        assert hardware.read("1", amd=True) == {
+            "clock_mhz": 2100, "most_clock_mhz": 2100, "memory_clock_mhz": None, "power_w": 612, "celsius": 71,
+        }  # fmt: skip
+        assert hardware.read("0", amd=True) is None
 
 
 @pytest.mark.parametrize("amd", [True, False])
@@ -145,7 +206,7 @@ def test_no_tool_and_a_tool_that_says_something_else(monkeypatch: pytest.MonkeyP
 def test_the_clocks_are_read_while_work_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda()
     on = fake.install(monkeypatch)
-    monkeypatch.setattr(hardware, "read", lambda which, amd: fake.log.append(f"read {which}"))
+    monkeypatch.setattr(hardware, "read", lambda which, amd, bus: fake.log.append(f"read {which}"))
     on.under_load(lambda: fake.log.append("call"), 0.4)
     assert fake.log == ["call", "call", "call", "read 0", "wait"]
     assert Cpu().under_load(lambda: None, 0.4) is None

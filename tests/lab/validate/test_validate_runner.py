@@ -260,7 +260,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_whole_run_on_a_faked_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faked: str) -> None:
     """CPU tensors, but events, streams, graphs, memory and another GPU as on a real machine."""
     monkeypatch.setattr(behaviour, "REPEATS", 3)
-    monkeypatch.setattr(hardware, "read", lambda which, amd: {"clock_mhz": 1410.0, "power_w": 399.5, "celsius": None})
+    monkeypatch.setattr(
+        hardware, "read", lambda which, amd, bus: {"clock_mhz": 1410.0, "power_w": 399.5, "celsius": None}
+    )
     fake = FakeCuda(step_ms=5, allocated=0, peak=3 * 2**20, gpus=2)
     on = fake.install(monkeypatch)
     captured: list[str] = []

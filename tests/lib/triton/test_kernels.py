@@ -25,6 +25,10 @@ from closecall import backends
 from closecall.backends.triton import backend, interpret, launch, rank, tables
 from closecall.geometry import plan
 from closecall.policy import accepted
+from closecall.rules.certified import Certified
+from closecall.rules.last_tile import LastTile
+from closecall.rules.router import Router
+from closecall.rules.top_p import TopP
 from compare import assert_attention, assert_selection, everything, kept_of
 from drawing import PRESETS, TRIGGERS, Case, drawn
 from engines import FLOATS, FUZZ, Engine, pairs
@@ -42,6 +46,12 @@ class Patient(Engine):
 ENGINE = Patient("triton")
 REFERENCE = Engine("reference")
 CUTTING = tuple(p for p in PRESETS if p != "dense")
+# The last tiles protected on top of the router, whose counts only the device knows.
+PROTECTED: dict[str, dict[str, Any]] = {
+    "router, last tile": {},
+    "router, last tiles dense": {"factor": "dense", "tiles": 2},
+    "router, nobody pays": {"pay": False},
+}
 
 
 @st.composite
@@ -373,17 +383,19 @@ def test_chunks_cover_every_cell_once(monkeypatch: pytest.MonkeyPatch, heads: in
     ("kind", "q_len"),
     # Every kind once, many rows and few in turn.
     pairs(
-        ["topk", "outliers mass", "quest", "box mass-max", "router", "outliers softmax group", "router-on-quest"],
+        [*CUTTING, "outliers mass", "box mass-max", "outliers softmax group", *PROTECTED],
         [64, 1],
         lambda i, j: i % 2 == j,
     ),
 )
 def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str, q_len: int) -> None:
     """After a first call made the plan's tables, everything between the kernels is launches."""
-    q, k, v = tensors(q_len=q_len, k_len=112)
+    q, k, v = tensors(q_len=q_len, k_len=160)
     preset = kind if kind in CUTTING else "router"
-    policy = closecall.policy(preset, block=16, tile=32, budget=5, tile_factor=1)
-    if kind != preset:
+    policy = closecall.policy(preset, block=16, tile=32, budget=6, tile_factor=1)
+    if kind in PROTECTED:
+        policy = policy.replace(rule=LastTile(policy.rule, **PROTECTED[kind]))
+    elif kind != preset:
         scorer, aggregate, *share = kind.split()
         policy = policy.replace(scorer=closecall.SCORERS[scorer](), aggregate=aggregate, share=(*share, "head")[0])
     ENGINE.attention(q, k, v, policy)
@@ -393,6 +405,31 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     with ENGINE._forced(), NoSync():
         kept = closecall.api.PlannedCall(q, k, policy, made, 0.2, backends.load("triton")).select()
         backend.attend(q, k, v, kept, made, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("preset", "rule", "says"),
+    [
+        ("topk", TopP(), r"rule 'top-p' reads .* \(rules topk, router, and last-tile over one of them, do not\)"),
+        ("topk", LastTile(TopP()), "rule 'last-tile' reads numbers back"),
+        ("topk", Certified(), "rule 'certified' reads numbers back from the device, which no graph can hold"),
+        ("topk-on-minference", None, "scorer 'minference' reads numbers back"),
+        ("topk", None, None), ("router-on-quest", None, None), ("auto", None, None), ("topk", LastTile(Router()), None),
+    ],
+)  # fmt: skip
+def test_what_a_graph_cannot_hold_says_so_when_it_is_captured(
+    monkeypatch: pytest.MonkeyPatch, preset: str, rule: Any, says: str | None
+) -> None:
+    policy = closecall.policy(preset) if rule is None else closecall.policy(preset).replace(rule=rule)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    on = torch.device("cuda")
+    if says is None:
+        rank.check_capture(on, policy, backend.has_kernel(policy))
+    else:
+        with pytest.raises(RuntimeError, match=says):
+            rank.check_capture(on, policy, backend.has_kernel(policy))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    rank.check_capture(on, policy, backend.has_kernel(policy))
 
 
 # --- What bad input gets ---------------------------------------------------------------------------------------------

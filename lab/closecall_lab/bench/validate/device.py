@@ -188,10 +188,13 @@ class Cuda:
 
     def under_load(self, call: Callable[[], Any], seconds: float) -> Facts | None:
         at = torch.cuda.get_device_properties(self.place)
-        identity = getattr(at, "uuid", None)
+        amd = bool(torch.version.hip)
+        identity = None if amd else getattr(at, "uuid", None)
+        place = [getattr(at, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        bus = None if None in place else "{:04x}:{:02x}:{:02x}.0".format(*place)
         for _ in range(min(200, math.ceil(LOAD_SECONDS / max(seconds, 1e-6)))):  # asked for, not waited for
             call()
-        found = hardware.read(f"GPU-{identity}" if identity else str(self.place.index or 0), bool(torch.version.hip))
+        found = hardware.read(f"GPU-{identity}" if identity else str(self.place.index or 0), amd, bus)
         torch.cuda.synchronize()
         return found
 

@@ -37,7 +37,7 @@ from ...scorers.reductions import Of
 from ...selection import Selection
 from ...summaries import Summaries
 from .. import empty_outputs, reference
-from . import launch, scoring, tuning
+from . import boxes, launch, scoring, tuning
 from . import rank as ranking
 from .interpret import kernels
 from .tables import Paging, Tables, tables
@@ -217,6 +217,7 @@ def rank(
     paging: Paging | None = None,
 ) -> Ranked:
     """As every backend's; with `paging`, `k` holds pages and the summaries were made before."""
+    ranking.check_capture(q.device, policy, has_kernel(policy))
     if not has_kernel(policy):
         return reference.rank(q, k, policy, geometry, scale)
     assert policy.scorer is not None
@@ -361,15 +362,17 @@ def _many(
         packed = min(chosen.rows // span, launch.power_above(group)) if sharing else 1
         part = span * packed
         grid = (geometry.n_tiles * -(-geometry.tile // span), k.shape[1] * -(-group // packed), batch)
+        keys = launch.fit(chosen.keys, geometry.block)
+        constants = _constants(q, v, geometry.block, part, factors[1])
+        boxed = boxes.of(k, v, keys, constants) if chosen.tma and paging is None else None
         with _running(q.device) as kernel:
             kernel.attend_kernel[grid](
-                q, k, v, out, lse, kept, counts, here.ordinals, here.plan,
+                q, k, v, *(boxed or (k, v)), out, lse, kept, counts, here.ordinals, here.plan,
                 here.plan if paging is None else paging.table,
                 *q.stride(), *k.stride(), *v.stride(), *out.stride()[1:3], *strides,
                 geometry.n_tiles, rows, group, width, *factors, PAGED=0 if paging is None else paging.blocks,
-                TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=launch.fit(chosen.keys, geometry.block),
-                LISTED=selection is not None, STAGES=chosen.num_stages,
-                **_constants(q, v, geometry.block, part, factors[1]),
+                TILE=geometry.tile, ROWS=part, HEADS=packed, KEYS=keys, LISTED=selection is not None,
+                STAGES=chosen.num_stages, TMA=boxed is not None, **constants,
                 num_warps=chosen.num_warps, num_stages=chosen.num_stages,
             )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 The table's entries were chosen by compiling for every architecture (`closecall gpu-report`): shared memory within the
 device's, keys and values of later turns on their way while one turn is worked on, and as many thread blocks at a time
-as that leaves room for. The variants that `make audit` compiles use no stack; some fp32 scores on sm_80, sm_90 and
-sm_100 still take a few bytes. None was timed on a device. Two ways to do better on yours:
+as that leaves room for. The variants that `make audit` compiles use no stack. None was timed on a device. Two ways to
+do better on yours:
 
 * `CLOSECALL_LAUNCH='{"attend": {"num_warps": 8}}'` overrides fields of a kernel's launch;
 * `CLOSECALL_AUTOTUNE=1` times the table's neighbours at the first call of each kind and keeps the fastest (tuning.py).
@@ -16,6 +16,7 @@ import functools
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,15 +40,21 @@ FORCED_VALUES = 16
 @dataclass(frozen=True)
 class Launch:
     """`rows` of queries and `keys` of one step. Of `packed`, rows are of all heads that share their blocks; of
-    `scores`, `sums` and `shares`, keys are block columns; `summaries`, `outliers` and `merge` have no rows."""
+    `scores`, `sums` and `shares`, keys are block columns; `summaries`, `outliers` and `merge` have no rows. `tma` has
+    `attend` and `packed` read keys and values by the copy engine, where it can (`boxes`)."""
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+    tma: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tma, bool):
+            raise ValueError(f"launch field tma must be true or false, got {self.tma!r}")
         for name, value in dataclasses.asdict(self).items():
+            if name == "tma":
+                continue
             least = 16 if name in ("rows", "keys") else 1
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or value < least or (name != "num_stages" and value & (value - 1)):
@@ -80,6 +87,14 @@ def value_slices(arch: str, dim: int, rows: int) -> tuple[int, int, int]:
     head, tail = slices(dim)
     part = min(head, {"sm_90": 256, "gfx942": 256, "sm_100": 128}.get(arch, 64 if rows >= 64 else 128))
     return part, (head + (tail if tail % part == 0 else 0)) // part, tail if tail % part else 0
+
+
+def boxes(arch: str, head_dim: int, value_dim: int, dtype: str) -> bool:
+    """Whether keys and values may be brought by the copy engine (TMA): it is there, and a head is whole slices of
+    16-bit numbers. Below 128 columns its loop is no better on paper (docs/gpu.md): its barriers' few bytes of shared
+    memory cost a thread block, or it takes a stack. What tensors it can read, `boxes.of` says."""
+    whole = all(slices(dim) == (dim, 0) and dim >= 128 for dim in (head_dim, value_dim))
+    return arch in ("sm_90", "sm_100") and whole and dtype != "fp32"
 
 
 def power_above(n: int) -> int:
@@ -221,7 +236,10 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
         # A box needs its rows twice, for which slices of 32 columns are too wide. Heads of more than 192, and a box
         # beside outlying keys, come out the other way round: there slices of 16 need a stack.
         narrow = groups and told["BOX"] and told["VECTORS"] == 1 and dim <= 192
-        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": 16 if narrow else score_slice(dim, dtype)}
+        part = 16 if narrow else score_slice(dim, dtype)
+        if told["VECTORS"] > 1 and padded(dim) <= 64 and arch != "gfx942":  # here whole rows need no stack, slices do
+            part = padded(dim)
+        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1
 
@@ -250,14 +268,14 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
     return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": padded(dim)}
 
 
-def overrides() -> dict[str, dict[str, int]]:
+def overrides() -> dict[str, dict[str, Any]]:
     """What `CLOSECALL_LAUNCH` says, checked."""
     text = os.environ.get("CLOSECALL_LAUNCH")
     return _parse(text) if text else {}
 
 
 @functools.lru_cache(maxsize=16)
-def _parse(text: str) -> dict[str, dict[str, int]]:
+def _parse(text: str) -> dict[str, dict[str, Any]]:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...geometry import Geometry
+from ...policy import Policy
 from ...ranking import Ranked
 
 # The most memory that scores take at once. A tile's row of scores is 4 bytes per block, and 8 where a rule wants it
@@ -27,6 +28,22 @@ class Best(Ranked):
     def at(self, ranks: Tensor) -> Tensor:
         assert self.scores_at is not None
         return self.scores_at(self.scores, ranks)
+
+
+def check_capture(device: torch.device, policy: Policy, has_kernel: bool) -> None:
+    """A RuntimeError if a CUDA graph is being captured that cannot hold the ranking and the rule's decision."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return
+    if policy.rule.reads_back:
+        who, others = f"rule {policy.rule.name!r}", "rules topk, router, and last-tile over one of them, do not"
+    elif not has_kernel:
+        who, others = f"scorer {policy.scorer.name!r}" if policy.scorer else "the ranking", "mean, quest and box do not"
+    else:
+        return
+    raise RuntimeError(
+        f"a CUDA graph is being captured, and {who} reads numbers back from the device, which no graph can hold "
+        f"({others}): make this call outside the graph"
+    )
 
 
 def chunks(

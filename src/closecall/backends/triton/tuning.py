@@ -18,11 +18,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...registry import unknown
-from .launch import ARCHS, DTYPES, KERNELS, MOST_KEYS, Launch, overrides, table
+from .launch import ARCHS, DTYPES, KERNELS, MOST_KEYS, Launch, boxes, overrides, table
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Call:
         return table(self.kernel, self.arch, self.head_dim, self.value_dim, DTYPES[self.dtype])
 
     @property
+    def tma(self) -> bool:
+        """Whether the copy engine may bring keys and values."""
+        able = self.kernel in ("attend", "packed")
+        return able and boxes(self.arch, self.head_dim, self.value_dim, DTYPES[self.dtype])
+
+    @property
     def key(self) -> str:
         def size(n: int) -> int:
             return 1 << max(n - 1, 0).bit_length()
@@ -77,15 +84,17 @@ def choose(call: Call) -> Launch:
     return dataclasses.replace(chosen, **overrides().get(call.kernel, {}))
 
 
-def candidates(start: Launch) -> list[Launch]:
-    """The table's choice, and those one step away from it in rows, keys or warps, and with up to six stages."""
+def candidates(start: Launch, tma: bool = False) -> list[Launch]:
+    """The table's choice, and those one step away from it in rows, keys or warps, and with up to six stages; and, where
+    the copy engine can bring keys and values (`tma`), the same by it."""
     near = [start]
     for field in ("rows", "keys", "num_warps"):
         for factor in (0.5, 2):
-            value = int(getattr(start, field) * factor)
+            value: Any = int(getattr(start, field) * factor)
             if (16 if field in ("rows", "keys") else 1) <= value <= (16 if field == "num_warps" else MOST_KEYS):
                 near.append(dataclasses.replace(start, **{field: value}))
-    return near + [dataclasses.replace(start, num_stages=n) for n in range(1, 7) if n != start.num_stages]
+    near += [dataclasses.replace(start, num_stages=n) for n in range(1, 7) if n != start.num_stages]
+    return near + [dataclasses.replace(one, tma=True) for one in near if tma]
 
 
 def cache_file() -> Path:
@@ -152,10 +161,14 @@ def _bench(run: Callable[[], None]) -> float:
 
 
 def tune(
-    key: str, start: Launch, run: Callable[[Launch], None], bench: Callable[[Callable[[], None]], float]
+    key: str,
+    start: Launch,
+    run: Callable[[Launch], None],
+    bench: Callable[[Callable[[], None]], float],
+    tma: bool = False,
 ) -> Launch:
     """The fastest candidate, remembered on disk; the table's where none runs."""
-    times = {one: bench(functools.partial(run, one)) for one in candidates(start)}
+    times = {one: bench(functools.partial(run, one)) for one in candidates(start, tma)}
     best = min(times, key=lambda one: times[one])
     if times[best] == math.inf:
         return start
@@ -172,7 +185,7 @@ def run(call: Call, start: Callable[[Launch], None]) -> None:
     chosen = choose(call)
     if tuning() and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
         if call.key not in _here and call.key not in _tuned():
-            _here[call.key] = tune(call.key, call.start, start, _bench)
+            _here[call.key] = tune(call.key, call.start, start, _bench, call.tma)
         chosen = dataclasses.replace(_tuned().get(call.key, _here.get(call.key, call.start)),
                                      **overrides().get(call.kernel, {}))  # fmt: skip
     try:

@@ -104,12 +104,22 @@ def _common(arch: str, dims: tuple[int, int], dtype: str, chosen: launch.Launch)
     }  # fmt: skip
 
 
+def _boxes(constants: dict[str, object], dtype: str) -> dict[str, str]:
+    """Descriptors of keys and values, as `boxes.of` makes them."""
+    widths = {"k_box": constants["HEAD"], "v_box": constants["V_PART"]}
+    return {name: f"tensordesc<{dtype}[1,1,{constants['KEYS']},{width}]>" for name, width in widths.items()}
+
+
 def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     chosen = launch.table("attend", arch, *dims, dtype)
     x = f"*{dtype}"
-    types = {"q": x, "k": x, "v": x, "out": x, "lse": "*fp32", "kept": "*i32", "counts": "*i32", "plan": "*i32"}
-    types |= {"ordinals": "*i32", "table": "*i32", "inner": "fp32", "outer": "fp32"}
+    types = {"q": x, "k": x, "v": x, "k_box": x, "v_box": x, "out": x, "lse": "*fp32", "kept": "*i32"}
+    types |= {"counts": "*i32", "plan": "*i32", "ordinals": "*i32", "table": "*i32", "inner": "fp32", "outer": "fp32"}
     kinds: dict[str, dict[str, object]] = {"attend": {}}
+    boxed = dtype == "bf16" and dims not in FORCED_DIMS and launch.boxes(arch, *dims, dtype)
+    if boxed:
+        kinds["attend tma"] = {"TMA": True}
+        kinds["attend tma dense"] = {"TMA": True, "LISTED": False}
     if dtype == "bf16" and dims not in FORCED_DIMS:  # the same kernel without a list of blocks, and as Gemma 2 calls it
         kinds["attend dense"] = {"LISTED": False}
         kinds["attend paged"] = {"PAGED": 1}
@@ -119,14 +129,19 @@ def _attend(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
         if dims in SOFTCAPPED:
             kinds["attend softcap"] = {"SOFTCAP": True}
     for kind, differs in kinds.items():
-        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64, "HEADS": 1} | differs
+        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64, "HEADS": 1, "TMA": False} | differs
         name = _name(kind, dims, dtype)
-        yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
+        told = types | (_boxes(constants, dtype) if constants["TMA"] else {})
+        yield _variant(name, arch, attend.attend_kernel, told, constants, chosen, dims, dtype, pipelined=True)
     if dtype != "fp32" and dims not in FORCED_DIMS:  # float32 has no room for the rows of two heads
         chosen = launch.table("packed", arch, *dims, dtype)
-        constants = _common(arch, dims, dtype, chosen) | {"TILE": 64, "HEADS": chosen.rows // 64}
-        name = _name("attend packed", dims, dtype)
-        yield _variant(name, arch, attend.attend_kernel, types, constants, chosen, dims, dtype, pipelined=True)
+        for kind, tma in {"attend packed": False, "attend tma packed": True}.items():
+            if tma and not boxed:
+                continue
+            constants = _common(arch, dims, dtype, chosen) | {"TILE": 64, "HEADS": chosen.rows // 64, "TMA": tma}
+            told = types | (_boxes(constants, dtype) if tma else {})
+            name = _name(kind, dims, dtype)
+            yield _variant(name, arch, attend.attend_kernel, told, constants, chosen, dims, dtype, pipelined=True)
 
 
 def _few(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:

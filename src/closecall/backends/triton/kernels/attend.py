@@ -7,18 +7,32 @@ import triton.language as tl
 
 import triton
 
-from .steps import LN_2, LOWEST, bounded, nothing_yet, on_page, rows_of, settle, sliced, soften, weighed
+from .steps import (
+    LN_2,
+    LOWEST,
+    bounded,
+    box_of,
+    nothing_yet,
+    on_page,
+    rows_of,
+    settle,
+    sliced,
+    soften,
+    weighed,
+    weighed_boxes,
+)
 
 
 @triton.jit(do_not_specialize=["n_tiles", "q_len", "width"])
 def attend_kernel(
-    q, k, v, out, lse, kept, counts, ordinals, plan, table,
+    q, k, v, k_box, v_box, out, lse, kept, counts, ordinals, plan, table,
     q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d, out_h, out_n,
     kept_b, kept_h, kept_t, counts_b, counts_h, counts_t, n_tiles, q_len, group, width, inner, outer,
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, V_DIM: tl.constexpr, V_PART: tl.constexpr, V_PARTS: tl.constexpr,
     V_TAIL: tl.constexpr, LISTED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, SLICE: tl.constexpr, HEADS: tl.constexpr, PAGED: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """One program does ROWS rows of one tile: of one head, or ROWS // HEADS of each of HEADS heads that read one key
     head and keep the same blocks. Keys and values are then loaded once for all of them. (Where the heads of a key head
@@ -26,6 +40,9 @@ def attend_kernel(
 
     PAGED is how many blocks a page holds: then block i of a sequence lies on page `table[i // PAGED]`, and k_b and v_b
     are from page to page. 0 means that a sequence's keys follow each other.
+
+    TMA has the first loop's keys and values brought by the copy engine, a box of KEYS rows each: k_box and v_box are
+    descriptors of `k [B, H, N, D]` and of `v`. They are not read otherwise.
 
     Kept blocks ascend, so those that even the first row sees whole come first. The first loop runs over them, without a
     mask or a branch, and with the next block known one turn ahead: that is what lets the compiler overlap its copies
@@ -135,15 +152,22 @@ def attend_kernel(
             s = sliced(q, q_at, real, q_step, q_d, here, piece, piece, k_n, k_d, ROWS, KEYS, DIM, SLICE, False,
                        PRECISION, WIDE)  # fmt: skip
         else:
-            k0 = rows_of(here, piece, piece, k_n, k_d, 0, HEAD, DIM, False, WIDE)
+            if TMA:
+                k0 = box_of(k_box, b, h // group, key + start, 0, KEYS, HEAD, WIDE)
+            else:
+                k0 = rows_of(here, piece, piece, k_n, k_d, 0, HEAD, DIM, False, WIDE)
             s = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
             if TAIL:
                 k1 = rows_of(here, piece, piece, k_n, k_d, HEAD, TAIL, DIM, False, WIDE)
                 s = tl.dot(q1, tl.trans(k1), s, input_precision=PRECISION)
         weights, top, mass, shrink = soften(bounded(s, inner, outer, SOFTCAP), top, mass)
-        there += start.to(tl.int64) * v_n
-        acc = weighed(weights, there, piece, piece, v_n, v_d, acc, shrink, weights, V_DIM, V_PART, V_PARTS, V_TAIL,
-                      False, PRECISION, WIDE)  # fmt: skip
+        if TMA:
+            acc = weighed_boxes(weights, v_box, b, h // group, key + start, acc, shrink, KEYS, V_PART, V_PARTS,
+                                PRECISION, WIDE)  # fmt: skip
+        else:
+            there += start.to(tl.int64) * v_n
+            acc = weighed(weights, there, piece, piece, v_n, v_d, acc, shrink, weights, V_DIM, V_PART, V_PARTS, V_TAIL,
+                          False, PRECISION, WIDE)  # fmt: skip
 
     end = pos + rows
     step = tl.arange(0, NEAR)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803, N806
 # (Triton's language has no types, and its constants are capitals.)
 """Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed.
 
@@ -58,10 +58,7 @@ def first_scores(low, high, summaries, block, plane, s, START: tl.constexpr, SLI
                  BOX: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr,
                  WIDE: tl.constexpr):  # fmt: skip
     """`s [KEYS, ROWS]` and the products with the first vector over SLICE columns."""
-    if PLANES > 2 or SHIFT or START:  # parts are added up by themselves
-        new = tl.full(s.shape, 0.0, tl.float32)
-    else:
-        new = s
+    new = tl.full(s.shape, 0.0, tl.float32)  # parts are added up by themselves
     for i in tl.static_range(PLANES):
         # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
         y = summary_of(summaries + (PLANES - 1 - i) * plane, block, START, SLICE, WIDTH, WIDE)
@@ -71,9 +68,9 @@ def first_scores(low, high, summaries, block, plane, s, START: tl.constexpr, SLI
             new = tl.dot(y, low, new, input_precision=PRECISION)
         else:
             new = tl.dot(y, high, new, input_precision=PRECISION)
-    if PLANES > 2 or SHIFT or START:
+    if START:
         return s + new
-    return new
+    return new  # `s` is 0 before the first columns
 
 
 @triton.jit
@@ -159,12 +156,15 @@ def scores_kernel(
         free = tl.load(entry + 2)
         last = free
     for part in range(PARTS):
-        at = part * ROWS + tl.arange(0, ROWS)
+        place = part * ROWS + tl.arange(0, ROWS)
+        nth = place // TILES  # of its tile's rows
+        there = rows
         if TILES > 1:
-            real = at // TILES < tl.load(entry + at % TILES * 5 + 1, mask=at % TILES < n_here, other=0)
-            at = at % TILES * RUNS + at // TILES
-        else:
-            real = at < rows
+            there = tl.load(entry + place % TILES * 5 + 1, mask=place % TILES < n_here, other=0)
+        if not MEAN:  # in the place of rows that are not there the last one again: no maximum changes or needs a mask
+            nth = tl.minimum(nth, tl.maximum(there, 1) - 1)
+        real = nth < there
+        at = place % TILES * RUNS + nth
         x, low, high = facing(q, at, real, q_n, q_d, SLICE, DIM, BOX, WIDE)
         if MASS:
             top = tl.load(sums + 2 * at, mask=real, other=0.0)
@@ -174,8 +174,13 @@ def scores_kernel(
         for start in tl.range(0, last, KEYS, num_stages=STAGES):
             block = start + tl.arange(0, KEYS)
             s = tl.full([KEYS, ROWS], 0.0, tl.float32)
+            spots = at
+            if VECTORS > 1 and SLICE < WIDTH:
+                # 0 more, which the compiler does not see: it would keep the rows in registers, for which it needs a
+                # stack, instead of reading them anew.
+                spots = at + tl.minimum(start, 0)
             for vector in tl.static_range(VECTORS):
-                one = block_scores(q, at, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS,
+                one = block_scores(q, spots, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS,
                                    DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
                 if MASS:  # relative to the row's largest logit, for all keys that the vector stands for; NaN stays
                     one *= scale
@@ -191,10 +196,8 @@ def scores_kernel(
             elif SOFTMAX:
                 s *= scale
                 s = tl.where(s > LARGEST, LARGEST, s) - top[None, :]  # NaN stays
-            if MEAN:
+            if MEAN and not MASS:  # whose shares of rows that are not there are 0
                 s = tl.where(real[None, :], s, 0.0)
-            else:  # a row whose score is NaN has no say
-                s = tl.where(real[None, :] & (s == s), s, -float("inf"))
             score = reduced(s, KEYS, RUNS, TILES, MEAN)
             if not (MASS or SOFTMAX):  # once a block instead of once a row: the sign of `scale` is positive
                 score *= scale

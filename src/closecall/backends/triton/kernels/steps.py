@@ -74,6 +74,15 @@ def rows_of(base, at, ok, stride_row, stride_dim, START: tl.constexpr, WIDTH: tl
 
 
 @triton.jit
+def box_of(box, b, h, row, START: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """`[ROWS, WIDTH]` from column START on, by the copy engine (TMA): `box` is a descriptor of `[B, H, N, D]`."""
+    x = tl.reshape(box.load([b, h, row, START]), [ROWS, WIDTH])
+    if WIDE:
+        x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
 def sliced(q, q_at, q_ok, q_n, q_d, k, k_at, k_ok, k_n, k_d, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
            SLICE: tl.constexpr, CHECK_KEYS: tl.constexpr, PRECISION: tl.constexpr,
            WIDE: tl.constexpr):  # fmt: skip
@@ -144,6 +153,17 @@ def weighed(weights, v, at, ok, stride_row, stride_dim, acc, shrink, sees, DIM: 
             new = new + (weigh(weights, x, acc[j] * shrink[:, None], sees, PRECISION, WIDE),)
         else:
             new = new + (tl.dot(weights.to(x.dtype), x, acc[j] * shrink[:, None], input_precision=PRECISION),)
+    return new
+
+
+@triton.jit
+def weighed_boxes(weights, box, b, h, row, acc, shrink, KEYS: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+                  PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """`weighed` of values that the copy engine brings, without CHECK."""
+    new = ()
+    for j in tl.static_range(PARTS):
+        x = box_of(box, b, h, row, j * PART, KEYS, PART, WIDE)
+        new = new + (tl.dot(weights.to(x.dtype), x, acc[j] * shrink[:, None], input_precision=PRECISION),)
     return new
 
 
