@@ -6,6 +6,9 @@ Runs where vLLM is installed (docs/vllm.md): `python -m closecall_lab.bench.vllm
 from __future__ import annotations
 
 import argparse
+import itertools
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,6 @@ import closecall
 from closecall import paged
 
 from ..spine.table import Column, Table
-from ..spine.timing import Contender, interleave
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COLUMNS = (
@@ -26,6 +28,7 @@ COLUMNS = (
     Column("vLLM ms", "vllm_ms", ".3f"),
     Column("closecall ms", "ours_ms", ".3f"),
     Column("of vLLM's", "share", ".2f"),
+    Column("rounds"),
 )
 
 
@@ -41,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(all)")
     made.add_argument("--mib", type=int, default=128, help="of cache: as many layers, so that none stays in the CPU's")
     made.add_argument("--seconds", type=float, default=4.0, help="for each row of the table (%(default)s)")
+    made.add_argument("--busy", action="store_true", help="CPU time of one thread: for a machine that others use too")
     return made
 
 
@@ -88,29 +92,38 @@ def steps(
     return theirs, ours, len(caches)
 
 
+def interleaved(
+    theirs: Callable[[], Tensor], ours: Callable[[], Tensor], seconds: float, clock: Callable[[], float]
+) -> list[tuple[float, float]]:
+    """What both took in each round, at least three of them."""
+    rounds: list[tuple[float, float]] = []
+    begin = clock()
+    while len(rounds) < 3 or clock() - begin < seconds:
+        start = clock()
+        theirs()
+        between = clock()
+        ours()
+        rounds.append((between - start, clock() - between))
+    return rounds
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    threads, clock = (1, time.process_time) if args.busy else (args.threads, time.perf_counter)
+    torch.set_num_threads(threads)
     rows = []
-    for name in args.dtypes:
-        for sequences in args.sequences:
-            for keys in args.keys:
-                torch.set_num_threads(args.threads)
-                theirs, ours, count = steps(args, keys, sequences, DTYPES[name])
-                torch.testing.assert_close(theirs(), ours(), atol=2e-2, rtol=2e-2)
-                contenders = [Contender.of("vllm", theirs, args.threads), Contender.of("ours", ours, args.threads)]
-                took = interleave(contenders, seconds=args.seconds, most_rounds=200)
-                ms = {who: 1000 * took.median(who) / count for who in ("vllm", "ours")}
-                rows.append(
-                    {
-                        "dtype": name, "sequences": sequences, "keys": keys, "vllm_ms": ms["vllm"],
-                        "ours_ms": ms["ours"], "share": took.ratio("ours", "vllm"),
-                    }
-                )  # fmt: skip
-    title = (
-        f"Decoding: {args.heads} heads over {args.kv_heads} of {args.dim}, pages of {args.page}, {args.threads} threads"
-    )
+    for name, sequences, keys in itertools.product(args.dtypes, args.sequences, args.keys):
+        theirs, ours, count = steps(args, keys, sequences, DTYPES[name])
+        torch.testing.assert_close(theirs(), ours(), atol=2e-2, rtol=2e-2)
+        took = interleaved(theirs, ours, args.seconds, clock)
+        vllm_ms, ours_ms = (1000 * statistics.median(one) / count for one in zip(*took, strict=True))
+        share = statistics.median(b / a for a, b in took)
+        shape = {"dtype": name, "sequences": sequences, "keys": keys}
+        rows.append(shape | {"vllm_ms": vllm_ms, "ours_ms": ours_ms, "share": share, "rounds": len(took)})
+    heads = f"{args.heads} heads over {args.kv_heads} of {args.dim}, pages of {args.page}"
+    what = "CPU time, one thread" if args.busy else f"{threads} threads"
     notes = ["Milliseconds of one layer; medians of interleaved rounds, and the median of the rounds' ratios."]
-    print(Table(title, COLUMNS, rows, notes).markdown())
+    print(Table(f"Decoding: {heads}, {what}", COLUMNS, rows, notes).markdown())
 
 
 if __name__ == "__main__":
