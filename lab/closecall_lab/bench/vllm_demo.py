@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     text = prompt(args.words)
     options = ("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "4", "--enforce-eager")
     settings = {"policy": args.policy, "budget": args.budget}
+    answers = set()
     print(f"\nThe prompt: {len(text.split())} words, in the middle: {NEEDLE}\nIts end:    {QUESTION}\n", flush=True)
     for name, asked in (("vLLM", None), (f"vLLM + closecall {args.policy}, budget {args.budget}", settings)):
         print(f"{name}: starting the server (half a minute on a quiet machine) ...", flush=True)
@@ -61,7 +62,12 @@ def main(argv: list[str] | None = None) -> None:
                 raise SystemExit("the plugin is not active: is closecall installed where vLLM is?")
             first, tokens, answer = ask(server, model, text)
         print(f"  {tokens} tokens read, first token after {first:.2f} s; answer: {answer!r}", flush=True)
+        answers.add(answer)
     print("\nBoth servers are stopped.")
+    if len(answers) > 1:
+        wider = f"python -m closecall_lab.bench.vllm_demo --budget {2 * args.budget}"
+        read, there = 2 * args.budget, -(-tokens // 64)
+        print(f"The answers differ. All but the last rows read {read} of up to {there} blocks; for more: {wider}")
 
 
 if __name__ == "__main__":
