@@ -84,17 +84,26 @@ class PageSummaries:
             self._complete(_four(q), k_pages, geometry, plan)
 
     def _complete(self, q: Tensor, k_pages: Tensor, geometry: Geometry | None, plan: Plan) -> None:
-        machine = _load(_resolved(self.backend, q))
-        if geometry is None or not machine.has_kernel(self.policy, k_pages.shape[3]):
+        if geometry is None or not _ends_a_block(geometry, self.policy.block):
             return
-        block = self.policy.block
-        if bool((geometry.end // block > geometry.pos // block).any()):
+        machine = _load(_resolved(self.backend, q))
+        if machine.has_kernel(self.policy, k_pages.shape[3]):
             machine.update(q, k_pages, self.policy, geometry, plan, self.store(q, k_pages, geometry, plan))
+
+
+def _ends_a_block(geometry: Geometry, block: int) -> bool:
+    """Whether some row is the last of its block. Every layer of a step asks."""
+    return placed(
+        geometry,
+        geometry.pos.device,
+        ("ends a block", block),
+        lambda: bool((geometry.end // block > geometry.pos // block).any()),
+    )
 
 
 def _four(q: Tensor) -> Tensor:
     """`[1, H, M, D]` from `[M, H, D]`, without a copy."""
-    return q.transpose(0, 1)[None]
+    return q.transpose(0, 1).unsqueeze(0)
 
 
 def _check(q: Tensor, pages: Pages, **paged: Tensor) -> None:
@@ -242,15 +251,15 @@ def _attend(
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     shape = (q.shape[0], q.shape[1], v_pages.shape[3])
-    if out is None:
-        out = q.new_zeros(shape)
+    if out is None:  # every row is in a tile of the plan, so every row will be written, and its lse
+        out = q.new_empty(shape)
     elif tuple(out.shape) != shape or out.dtype != q.dtype or out.stride(2) != 1:
         raise ValueError(
             f"out must be {q.dtype} {list(shape)} with a last stride of 1, got {out.dtype} {list(out.shape)} with "
             f"strides {out.stride()}"
         )
     run = _load(name).attend
-    lse = q.new_full((1, q.shape[1], q.shape[0]), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = q.new_empty(1, q.shape[1], q.shape[0], dtype=torch.float32)
     if plan.chosen is not None:
         run(_four(q), k_pages, v_pages, selection, plan.chosen, plan, scale, softcap, _four(out), lse)
     if plan.dense is not None:

@@ -28,6 +28,8 @@ class TestReading:
         assert is_chunk_proof(read.policy)
         assert read.layers == (3, 4, 5)
         assert read.min_context == 4096
+        assert read.decode == "vllm"
+        assert Settings.read({"closecall": {"policy": "auto", "decode": "closecall"}}).decode == "closecall"
 
     @pytest.mark.parametrize("text", ["auto", '{"policy": "auto"}', '"auto"'])
     def test_the_environment(self, monkeypatch, text):
@@ -55,6 +57,7 @@ class TestReading:
             ({"policy": "auto", "layers": "5-2"}, "layers"),
             ({"policy": "auto", "layers": []}, "layers"),
             ({"policy": "auto", "min_context": -1}, "min_context must be a whole number"),
+            ({"policy": "auto", "decode": "closecal"}, "did you mean 'closecall'"),
             ({"policy": "auto", "metrics_port": "x"}, "metrics_port must be a whole number"),
         ],
     )

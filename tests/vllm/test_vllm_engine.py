@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tiny
 
+import closecall
 from closecall_lab.bench.validate import engine as validation
 
 pytest.importorskip("vllm.v1")  # "vllm" alone would be found: this very directory
@@ -153,6 +154,27 @@ def test_the_line_of_a_validation(model, monkeypatch):
     assert facts["dense_off"] <= 0.1
 
 
+def test_our_kernel_decodes_as_vllms_does(model, whole):
+    """And the policy may come by the environment."""
+    asked = json.dumps({**AUTO, "decode": "closecall"})
+    done = run(None, [ask(1500)], model=model, max_num_batched_tokens=4096, env=ALONE | {"CLOSECALL_VLLM": asked})
+    assert not done.failed, done.text[-3000:]
+    assert "closecall is active in layers 0-2: auto" in done.text
+    (got,), want = done.answers[0], whole.answers[0][0]
+    assert got["tokens"] == want["tokens"]
+    assert got["logprobs"][0] == want["logprobs"][0]
+    assert got["logprobs"] == pytest.approx(want["logprobs"], abs=1e-4)
+
+
+def test_a_policy_that_was_calibrated(model, tmp_path):
+    saved = tmp_path / "policy.json"
+    closecall.policy("router-on-quest", budget=2, trigger="calibrated", thresholds=(0.1, 0.3, 0.5)).save(saved)
+    done = run({"policy": str(saved)}, [ask(1500)], model=model, max_num_batched_tokens=512)
+    assert not done.failed, done.text[-3000:]
+    (totals,) = done.last("STATS")
+    assert 0 < totals["triggered"] < totals["cut"]
+
+
 class TestRefusals:
     """The engine does not start, and says why."""
 
@@ -172,6 +194,13 @@ class TestRefusals:
         assert done.failed
         assert "closecall for vLLM: " in done.text
         assert why in done.text
+
+    def test_a_policy_of_another_model(self, model, tmp_path):
+        saved = tmp_path / "policy.json"
+        closecall.policy("router-on-quest", budget=2, trigger="calibrated", thresholds=(0.1, 0.3)).save(saved)
+        done = run({"policy": str(saved)}, [], model=model, max_num_batched_tokens=512)
+        assert done.failed
+        assert "closecall for vLLM: calibrated for 2 layers (0 to 1), and this is layer 2" in done.text
 
     def test_a_model_of_sliding_windows(self, tmp_path):
         done = run(AUTO, [], model=str(tiny.write(tmp_path, sliding_window=256)), max_num_batched_tokens=512)

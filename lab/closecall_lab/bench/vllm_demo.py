@@ -6,9 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from closecall.models.get import get
-
-from .vllm_server import Server, serving
+from .vllm_server import Server, model_directory, serving
 
 FILLER = (
     "The harbour town keeps its records in a long wooden shelf by the window. On the {n}th page of the book there is a "
@@ -25,23 +23,24 @@ def prompt(words: int) -> str:
     return "".join(pages) + "\n\n" + QUESTION
 
 
-def ask(server: Server, model: str, text: str) -> tuple[float, float, str]:
-    """Seconds to the first token, tokens a second after it, and the answer."""
+def ask(server: Server, model: str, text: str) -> tuple[float, int, str]:
+    """Seconds to the first token, tokens of the prompt, and the answer."""
     from openai import OpenAI
 
-    client: Any = OpenAI(base_url=server.url, api_key="none", timeout=1200)
-    messages = [{"role": "user", "content": text}]
+    client: Any = OpenAI(base_url=server.url, api_key="none", timeout=3600)
     start = time.perf_counter()
     stream = client.chat.completions.create(
-        model=model, messages=messages, max_tokens=16, temperature=0, stream=True, extra_body={"ignore_eos": True}
-    )
-    first, pieces = 0.0, []
+        model=model, messages=[{"role": "user", "content": text}], max_tokens=16, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    first, tokens, pieces = 0.0, 0, []
     for part in stream:
         if part.choices and part.choices[0].delta.content:
             first = first or time.perf_counter() - start
             pieces.append(part.choices[0].delta.content)
-    rest = time.perf_counter() - start - first
-    return first, (len(pieces) - 1) / rest if rest > 0 else float("nan"), "".join(pieces)
+        if part.usage is not None:
+            tokens = part.usage.prompt_tokens
+    return first, tokens, "".join(pieces).strip()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,17 +49,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--policy", default="auto", help="(%(default)s)")
     parser.add_argument("--budget", type=int, default=8, help="in blocks; tiles keep twice that (%(default)s)")
     args = parser.parse_args(argv)
-    model = str(get("smollm2"))
+    model = model_directory("smollm2")
     text = prompt(args.words)
     options = ("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "4", "--enforce-eager")
     settings = {"policy": args.policy, "budget": args.budget}
-    print(f"\n{'':28} {'first token':>12} {'then':>12}   answer", flush=True)
-    for name, asked in (("vLLM", None), (f"vLLM + closecall {args.policy}", settings)):
+    answers = set()
+    print(f"\nThe prompt: {len(text.split())} words, in the middle: {NEEDLE}\nIts end:    {QUESTION}\n", flush=True)
+    for name, asked in (("vLLM", None), (f"vLLM + closecall {args.policy}, budget {args.budget}", settings)):
+        print(f"{name}: starting the server (half a minute on a quiet machine) ...", flush=True)
         with serving(model, asked, *options) as server:
             if asked is not None and "closecall is active" not in server.text:
                 raise SystemExit("the plugin is not active: is closecall installed where vLLM is?")
-            first, speed, answer = ask(server, model, text)
-        print(f"{name:28} {first:10.2f} s {speed:8.1f} t/s   {answer!r}", flush=True)
+            first, tokens, answer = ask(server, model, text)
+        print(f"  {tokens} tokens read, first token after {first:.2f} s; answer: {answer!r}", flush=True)
+        answers.add(answer)
+    print("\nBoth servers are stopped.")
+    if len(answers) > 1:
+        wider = f"python -m closecall_lab.bench.vllm_demo --budget {2 * args.budget}"
+        read, there = 2 * args.budget, -(-tokens // 64)
+        print(f"The answers differ. All but the last rows read {read} of up to {there} blocks; for more: {wider}")
 
 
 if __name__ == "__main__":

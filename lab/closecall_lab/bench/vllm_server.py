@@ -17,9 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from closecall.models import catalogue
+from closecall.models.get import get
+
 HOST = "127.0.0.1"
 # Small, quiet and offline; what the caller's environment says goes first.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+def model_directory(name: str) -> str:
+    """Of a model that `closecall get` knows, fetched where it is missing; anything else is for vLLM to find."""
+    return str(get(name)) if name.lower() in catalogue.sources() else name
 
 
 def free_port() -> int:
@@ -56,7 +64,7 @@ def _answers(url: str) -> bool:
 @contextlib.contextmanager
 def serving(
     model: str, closecall: dict[str, Any] | None, *options: str, environment: dict[str, str] | None = None,
-    patience: float = 600.0,
+    patience: float = 1800.0,
 ) -> Iterator[Server]:  # fmt: skip
     """Serves `model`, with the plugin's settings or (None) as plain vLLM, and stops the server at the end."""
     port = free_port()

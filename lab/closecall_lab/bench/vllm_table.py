@@ -1,16 +1,22 @@
 """vLLM's attention and ours in one engine, turn by turn: attention seconds, time to first token, decoding speed.
 
-Runs where vLLM is installed (docs/vllm.md): `python -m closecall_lab.bench.vllm_table --model DIR --tokens 7500`.
+Runs where vLLM is installed (docs/vllm.md): `python -m closecall_lab.bench.vllm_table --model smollm2 --tokens 7500`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from closecall.policy import as_policy
+from closecall.vllm.settings import DECODERS
+
+from .vllm_server import ENVIRONMENT, model_directory
 
 PLAIN = "vllm"  # the contender that is vLLM's own attention
 DECODED = 32
@@ -18,15 +24,19 @@ DECODED = 32
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m closecall_lab.bench.vllm_table", description=__doc__)
-    made.add_argument("--model", required=True, help="a model directory")
+    made.add_argument("--model", required=True, help="smollm2, qwen2.5-coder-1.5b, or a directory")
     made.add_argument("--tokens", type=int, default=7500, help="length of the prompt (%(default)s)")
     made.add_argument("--dtype", default="auto", help="float32, bfloat16, or the model's own (%(default)s)")
     made.add_argument("--chunk", type=int, default=2048, help="tokens of a step, max_num_batched_tokens (%(default)s)")
     made.add_argument("--rounds", type=int, default=3, help="turns of every contender; medians are shown (%(default)s)")
     made.add_argument(
         "--policies", nargs="+", default=[PLAIN, "dense", "auto"], metavar="POLICY",
-        help="contenders: policies as `closecall` takes them, or `vllm` for vLLM's own attention (%(default)s)",
+        help="contenders: policies as `closecall` takes them, files that `closecall calibrate` wrote among them, or "
+        "`vllm` for vLLM's own attention (%(default)s)",
     )  # fmt: skip
+    made.add_argument(
+        "--decode", choices=DECODERS, default="vllm", help="whose kernel decodes for our policies (%(default)s)"
+    )
     return made
 
 
@@ -56,6 +66,14 @@ def turn(llm: Any, contender: str, prompt: list[int]) -> dict[str, float]:
     return {"attention": attention, "first": first, "cached": cached, "decode": DECODED / max(decoding, 1e-9)}
 
 
+def label(contender: str) -> str:
+    """vLLM, a policy as it was written, or what a saved one is called."""
+    if contender == PLAIN:
+        return "vLLM"
+    saved = Path(contender).suffix == ".json"
+    return f"closecall, {as_policy(contender).name} ({Path(contender).name})" if saved else f"closecall, {contender}"
+
+
 def table(turns: dict[str, list[dict[str, float]]]) -> str:
     """Medians as Markdown, with every contender's attention as a share of vLLM's own."""
     medians = {
@@ -68,21 +86,22 @@ def table(turns: dict[str, list[dict[str, float]]]) -> str:
     ]
     for name, m in medians.items():
         share = f"{m['attention'] / plain['attention']:.2f}" if plain and plain["attention"] else "-"
-        what = "vLLM" if name == PLAIN else f"closecall, {name}"
-        lines.append(
-            f"| {what} | {m['attention']:.2f} | {share} | {m['first']:.2f} | {m['cached']:.2f} | {m['decode']:.1f} |"
-        )
+        figures = f"{m['attention']:.2f} | {share} | {m['first']:.2f} | {m['cached']:.2f} | {m['decode']:.1f}"
+        lines.append(f"| {label(name)} | {figures} |")
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     from vllm import LLM
 
+    model = model_directory(args.model)
     ours = [p for p in args.policies if p != PLAIN] or ["dense"]
     llm = LLM(
-        args.model, dtype=args.dtype, max_model_len=args.tokens + DECODED + 8, max_num_seqs=4, enforce_eager=True,
-        max_num_batched_tokens=args.chunk, additional_config={"closecall": {"policy": ours[0]}},
+        model, dtype=args.dtype, max_model_len=args.tokens + DECODED + 8, max_num_seqs=4, enforce_eager=True,
+        max_num_batched_tokens=args.chunk, additional_config={"closecall": {"policy": ours[0], "decode": args.decode}},
     )  # fmt: skip
     words = random.Random(0)
     vocabulary = llm.get_tokenizer().vocab_size
@@ -91,9 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     for _ in range(args.rounds):
         for name in args.policies:
             turns[name].append(turn(llm, name, prompt))
-    print(
-        f"{Path(*Path(args.model).parts[-2:])}, {args.tokens} tokens in steps of {args.chunk}, {args.rounds} rounds\n"
-    )
+    print(f"{Path(*Path(model).parts[-2:])}, {args.tokens} tokens in steps of {args.chunk}, {args.rounds} rounds\n")
     print(table(turns))
 
 

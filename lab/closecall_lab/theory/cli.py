@@ -30,12 +30,14 @@ on a cached prefix or at once makes the same choices. Further prompts show the r
 CALIBRATE_EXAMPLES = """\
 examples:
   closecall calibrate --model probe --task probe-scattered --context 4k,8k --budget 8 --out out/policy.json
+  closecall calibrate --model smollm2 --dtype fp32 --context 4k,7k --task text:files=prompts/ --budget 8
   in Python: closecall.attach(model, "out/policy.json")
+  in vLLM:   --additional-config '{"closecall": {"policy": "out/policy.json"}}'
 """
 
 
-def _model_and_task(parser: argparse.ArgumentParser) -> None:
-    shared(parser, "model", "task", "seed", "dtype", "budget", seed_help="of the prompts")
+def _model_and_task(parser: argparse.ArgumentParser, **changes: str) -> None:
+    shared(parser, "model", "task", "seed", "dtype", "budget", seed_help="of the prompts", **changes)
     parser.add_argument("--q", metavar="Q", type=float, default=0.4, help="share of tiles to expand (%(default)s)")
     parser.add_argument("--rho", metavar="R", type=float, default=2, help="budget of an expanded tile (%(default)s)")
 
@@ -118,7 +120,9 @@ def report(where: Path, samples: int) -> None:
 
 
 def calibrate_options(parser: Parser) -> None:
-    _model_and_task(parser)
+    _model_and_task(
+        parser, task="text", task_help="prompts to calibrate on; text:files=DIR for text files like your own"
+    )
     shared(parser, "contexts", "n", n="4", n_help="prompts of each context to calibrate on")
     parser.add_argument("--policy", metavar="NAME", default="router-on-quest", help="a router (%(default)s)")
     parser.add_argument("--check", metavar="N", type=int, default=2, help="and further ones to check on (%(default)s)")

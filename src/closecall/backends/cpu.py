@@ -7,6 +7,7 @@ Threads are torch's own, as many as `torch.get_num_threads()` says.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 from collections.abc import Iterable
@@ -91,10 +92,15 @@ def why_not(q: Tensor) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=64)
+def _format(types: tuple[type, ...]) -> struct.Struct:
+    return struct.Struct("=" + "".join("d" if t is float else "q" for t in types))
+
+
 def _pack(fields: Iterable[int | float]) -> bytes:
     """One 64-bit field each, in the order of native/args.h."""
-    listed = list(fields)
-    return struct.pack("=" + "".join("d" if isinstance(x, float) else "q" for x in listed), *listed)
+    listed = tuple(fields)
+    return _format(tuple(map(type, listed))).pack(*listed)
 
 
 def _view(x: Tensor) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ class SparseLayer:
     able = False  # to be sparse
     policy: Policy | None = None  # None: the layer is vLLM's
     summaries: paged.PageSummaries | None = None
+    decodes = False  # steps of nothing but decoding, too; else they are vLLM's
     all_heads: AllHeads = staticmethod(alone)
     backend: str  # of the paged operator
     pages_of: Callable[[Tensor], tuple[Tensor, Tensor]]  # keys and values `[P, Hkv, page, D]`, views of vLLM's cache
@@ -105,8 +106,11 @@ class SparseLayer:
         number = layer_number(name)
         why = self._why_not(layer, settings, number)
         if why is None:
-            self.able = True
-            self.use(settings.policy.for_layer(number))
+            self.able, self.decodes = True, settings.decode == "closecall"
+            try:
+                self.use(settings.policy.for_layer(number))
+            except ValueError as problem:  # tuned or calibrated for another model
+                raise RefusedError(str(problem)) from problem
             if get_tensor_model_parallel_world_size() > 1:
                 self.all_heads = all_heads_of_the_layer
         return why
@@ -159,7 +163,7 @@ class SparseLayer:
             return output
         rows = attn_metadata.num_actual_tokens
         keys, values = self.pages_of(kv_cache)
-        if step.decodes:  # dense for both, and vLLM's kernel is the faster one for single rows
+        if step.decodes and not self.decodes:  # dense for both
             super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
             if step.completes and self.summaries is not None:
                 self.summaries.update(query[:rows], keys, step.pages)

@@ -14,7 +14,8 @@ from ..registry import unknown
 
 ENVIRONMENT = "CLOSECALL_VLLM"
 MADE_FOR = "0.32"  # of vLLM
-OURS = ("policy", "layers", "min_context", "metrics_port")
+OURS = ("policy", "layers", "min_context", "decode", "metrics_port")
+DECODERS = ("vllm", "closecall")
 PREFIX = "closecall for vLLM: "
 
 
@@ -32,12 +33,14 @@ class Settings:
     policy:       chunk-proof (see `closecall.chunks`).
     layers:       the layers it holds for; None means all that can.
     min_context:  prompts shorter than this many tokens are computed dense.
+    decode:       whose kernel computes steps of nothing but decoding, where every row attends to everything.
     metrics_port: where each worker offers Prometheus metrics, on 127.0.0.1: this port plus its rank; 0 means nowhere.
     """
 
     policy: Policy
     layers: tuple[int, ...] | None = None
     min_context: int = 0
+    decode: str = "vllm"
     metrics_port: int = 0
 
     @classmethod
@@ -79,7 +82,10 @@ class Settings:
         for key, value in numbers.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise RefusedError(f"{key} must be a whole number, at least 0, got {value!r}")
-        return cls(made, _layers(mine.get("layers")), **numbers)
+        decode = mine.get("decode", "vllm")
+        if decode not in DECODERS:
+            raise unknown("decode (whose kernel)", str(decode), DECODERS)
+        return cls(made, _layers(mine.get("layers")), decode=decode, **numbers)
 
     def check_engine(self, *, version: str, chunk: int, long_prefill: int, sequences: int, page: int) -> None:
         """That an engine of these settings can do this; `chunk` rows a step for at most `sequences` sequences."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import closecall
 from closecall_lab.bench import vllm_demo, vllm_server, vllm_table
 
 
@@ -20,6 +21,18 @@ def test_the_table_shows_medians_and_shares_of_vllms_own_attention():
 
 def test_without_vllm_among_the_contenders_there_is_no_share():
     assert "| closecall, dense | 4.00 | - |" in vllm_table.table({"dense": [turn(4.0)]})
+
+
+def test_a_saved_policy_is_called_by_its_name(tmp_path):
+    saved = tmp_path / "mine.json"
+    closecall.policy("router-on-quest", trigger="calibrated", thresholds=(0.1, 0.2)).save(saved)
+    assert "| closecall, router-on-quest (mine.json) | 4.00 |" in vllm_table.table({str(saved): [turn(4.0)]})
+
+
+def test_a_model_is_a_name_or_whatever_vllm_finds(monkeypatch):
+    monkeypatch.setattr(vllm_server, "get", lambda name: f"/cache/{name}")
+    assert vllm_server.model_directory("smollm2") == "/cache/smollm2"
+    assert vllm_server.model_directory("some/where") == "some/where"
 
 
 def test_the_demo_hides_its_needle_in_the_middle():

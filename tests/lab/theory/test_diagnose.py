@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import closecall
 from closecall.cli import Parser
 from closecall.scorers.base import Scorer
+from closecall.vllm.settings import Settings
 from closecall_lab.eval.subject import Subject
 from closecall_lab.theory import certified, signals
 from closecall_lab.theory.analysis import analyse, fire_all, head_noise
@@ -478,6 +479,7 @@ def test_the_command_calibrates_a_probe(
     n_layers = subject.loaded.model.config.num_hidden_layers
     assert trigger.layers == tuple(range(n_layers))
     assert trigger.per_head == per_head
+    assert Settings.read({"closecall": {"policy": str(out)}}).policy == policy  # vLLM takes the file as it is
     for said in ("Calibrated probe", "calibration 2048", "new 2048", "one for all"):
         assert said in printed
     # On the prompts they come from, thresholds trigger ceil(0.4 T) of all T tiles that could be; here T = 2 x 20.
@@ -494,6 +496,19 @@ def test_the_command_calibrates_a_probe(
         reached = [f"{handle.stats()[i]['trigger_rate']:.1%}" for i in range(n_layers)]
     column = [line[4 if per_head else 3] for line in lines if len(line) == (6 if per_head else 5)]
     assert column == reached
+
+
+def test_without_a_task_the_command_reads_text(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
+    read: list[object] = []
+
+    def calibrate(subject: Subject, task: str, *args: object, **options: object) -> None:
+        read.append(task)
+        raise SystemExit
+
+    monkeypatch.setattr("closecall_lab.theory.calibrate.calibrate", calibrate)
+    with pytest.raises(SystemExit):
+        command("calibrate", "--model", "probe")
+    assert read == ["text"]
 
 
 def test_a_context_within_the_budget_cannot_be_calibrated(subject: Subject) -> None:

@@ -13,6 +13,7 @@ constexpr int LANES = 8;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 6, DIMS_AT_ONCE = 6;  // 16 registers: 12 accumulators, 8 would just hide the latency of 2 FMA pipes
 constexpr bool FETCH_INSIDE = false;  // 16 registers: fetching inside the product would spill the accumulators
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
+constexpr int FEW_SUMS = 12;  // of few rows: accumulators
 
 inline V load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, V a) { _mm256_storeu_ps(p, a); }
@@ -29,7 +30,9 @@ inline V where_equal(V a, V b, V yes, V no) { return _mm256_blendv_ps(no, yes, _
 inline V nan_where_nan(V a, V b, V otherwise) {
   return _mm256_blendv_ps(otherwise, _mm256_set1_ps(__builtin_nanf("")), _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
 }
-constexpr bool SUMS_ACROSS = true;  // sum() adds lanes half a vector apart, until one is left
+// sum() adds lanes half a vector apart, until one is left: the lanes in the order in which they meet.
+constexpr int LANE_BITS = 3;
+inline int lane_in_turn(int turn) { return (turn & 1) << 2 | (turn & 2) | turn >> 2; }
 inline float sum(V a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -14,6 +14,7 @@ constexpr int LANES = 16;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 12, DIMS_AT_ONCE = 8;         // attention: 24 and 16 accumulators of 32 registers
 constexpr bool FETCH_INSIDE = true;  // 32 registers: the fetching fits beside the accumulators
 constexpr int SCORE_VECTORS = 4, BLOCKS_AT_ONCE = 6;     // scoring: 24 accumulators
+constexpr int FEW_SUMS = 24;  // of few rows: accumulators
 
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
@@ -38,7 +39,9 @@ inline float sum(V a) {
   c = _mm_add_ps(c, _mm_movehl_ps(c, c));
   return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
-constexpr bool SUMS_ACROSS = true;  // sum() adds lanes half a vector apart, until one is left
+// sum() adds lanes half a vector apart, until one is left: the lanes in the order in which they meet.
+constexpr int LANE_BITS = 4;
+inline int lane_in_turn(int turn) { return (turn & 1) << 3 | (turn & 2) << 1 | (turn & 4) >> 1 | turn >> 3; }
 inline float largest(V a) { return _mm512_reduce_max_ps(a); }
 inline V add_exactly(V a, V b) { return add(a, b); }  // never reassociated
 inline V raise_exponent(V a, V n) {  // by the low bits of n; a NaN a stays one, whatever n is

@@ -14,6 +14,7 @@ constexpr int LANES = 4;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4, DIMS_AT_ONCE = 4;
 constexpr bool FETCH_INSIDE = false;
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
+constexpr int FEW_SUMS = 8;  // of few rows: accumulators
 
 inline V load(const float* p) { V v; memcpy(&v, p, sizeof v); return v; }
 inline void store(float* p, V a) { memcpy(p, &a, sizeof a); }
@@ -30,7 +31,8 @@ inline bool any(I m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 inline bool any_above(V a, V b) { return any(a > b); }
 inline V where_equal(V a, V b, V yes, V no) { return choose(a == b, yes, no); }
 inline V nan_where_nan(V a, V b, V otherwise) { return choose((a == a) & (b == b), otherwise, set1(__builtin_nanf(""))); }
-constexpr bool SUMS_ACROSS = false;
+constexpr int LANE_BITS = 2;  // lanes meet in sum() in the order of their numbers
+inline int lane_in_turn(int turn) { return turn; }
 inline float sum(V a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline float larger(float a, float b) { return a > b ? a : b; }
 inline float largest(V a) { return larger(larger(a[0], a[1]), larger(a[2], a[3])); }

@@ -9,7 +9,7 @@ constexpr int CHUNK = 64, STEP = 64;
 // Tiles of at most FEW_ROWS rows (decode, speculative decode, tails) run with lanes along the head dimension instead of
 // along rows. Their keys are taken in pieces of PIECE keys, merged in order, so that splitting pieces over threads does
 // not change a bit of the result.
-constexpr int FEW_ROWS = 8, PIECE = 1024;
+constexpr int FEW_ROWS = 8, PIECE = 256;
 
 // The part of a sequence that one attention item works on.
 struct Rows {

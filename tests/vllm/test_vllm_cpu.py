@@ -1,0 +1,69 @@
+"""The CPU backend without an engine: whose kernel decodes, and caches that are not laid out as we read them."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+with warnings.catch_warnings():  # vLLM's imports are not ours to judge
+    warnings.simplefilter("ignore")
+    pytest.importorskip("vllm.v1")  # "vllm" alone would be found: this very directory
+
+    from closecall.vllm import backend, worker
+    from closecall.vllm.layers import Step
+    from closecall.vllm.settings import RefusedError, Settings
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 32, 64
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    model = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
+    monkeypatch.setattr("vllm.v1.attention.backends.cpu_attn.get_current_vllm_config", lambda: model)
+    monkeypatch.setattr("closecall.vllm.layers.get_tensor_model_parallel_world_size", lambda: 1)
+
+
+def impl() -> backend.Impl:
+    return backend.Impl(HEADS, DIM, DIM**-0.5, KV_HEADS, None, None, "auto")
+
+
+def layer(made: backend.Impl, isa: str = "vec") -> SimpleNamespace:
+    return SimpleNamespace(kv_cache=torch.zeros(3, KV_HEADS, PAGE, 2 * DIM), isa=isa, impl=made)
+
+
+def start(**layers: SimpleNamespace) -> None:
+    """What a worker does with an engine's layers."""
+    context = {f"model.{name}.attn": one for name, one in layers.items()}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    told = SimpleNamespace(vllm_config=config, rank=0)
+    worker.Told._say_what_is_active(told, Settings.read({"closecall": "auto"}))
+
+
+def test_vllms_own_layout_is_known():
+    assert backend.layout_is_known("vec", KV_HEADS, PAGE, DIM, torch.float32)
+    made = impl()
+    start(**{"layers.0": layer(made)})
+    assert made.able
+
+
+def test_an_engine_of_another_instruction_set_is_refused(monkeypatch):
+    monkeypatch.setattr(backend.ops, "cpu_attn_reshape_and_cache", lambda *args, **more: None)  # writes elsewhere
+    with pytest.raises(RefusedError, match=r"no attention layer .* the cache layout of vLLM's 'amx' kernels"):
+        start(**{"layers.0": layer(impl(), "amx")})
+
+
+@pytest.mark.parametrize("decode", ["vllm", "closecall"])
+def test_whose_kernel_decodes(monkeypatch, decode):
+    calls = []
+    monkeypatch.setattr(backend.CPUAttentionBackendImpl, "forward", lambda self, *a, **k: calls.append("vllm"))
+    monkeypatch.setattr("closecall.paged.attention", lambda *a, **k: (calls.append("closecall"), None))
+    made = impl()
+    made.prepare("model.layers.0.attn", layer(made), Settings.read({"closecall": {"policy": "auto", "decode": decode}}))
+    step = Step(pages=None, decodes=True, completes=False)
+    metadata = SimpleNamespace(step=step, num_actual_tokens=1)
+    q = torch.zeros(1, HEADS, DIM)
+    made.forward(None, q, None, None, layer(made).kv_cache, metadata, torch.zeros(1, HEADS * DIM))
+    assert calls == [decode]
