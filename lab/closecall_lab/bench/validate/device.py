@@ -190,7 +190,7 @@ class Cuda:
         at = torch.cuda.get_device_properties(self.place)
         amd = bool(torch.version.hip)
         identity = None if amd else getattr(at, "uuid", None)
-        place = [getattr(at, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        place: list[Any] = [getattr(at, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
         bus = None if None in place else "{:04x}:{:02x}:{:02x}.0".format(*place)
         for _ in range(min(200, math.ceil(LOAD_SECONDS / max(seconds, 1e-6)))):  # asked for, not waited for
             call()
