@@ -47,6 +47,18 @@ def tensors(heads: int = 4, kv_heads: int = 2, q_len: int = 600, k_len: int = 60
     return tuple(torch.randn(1, h, n, dim, generator=generator).to(dtype) for h, n in shapes)
 
 
+@compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_outputs_are_rounded_and_not_cut_off(engine: Engine, dtype: torch.dtype) -> None:
+    """The oracle allows each output a rounding or two. If bits were cut off, almost all would err towards zero."""
+    q, k, v = tensors(q_len=100, k_len=100, dtype=dtype)
+    out = engine.attention(q, k, v, "dense").double()
+    k, v = (x.double().repeat_interleave(2, 1) for x in (k, v))
+    truth = torch.nn.functional.scaled_dot_product_attention(q.double(), k, v, is_causal=True)
+    towards_zero = float((out.abs() < truth.abs()).double().mean())
+    assert 0.4 < towards_zero < 0.6
+
+
 SMALL = {"block": 16, "tile": 16, "budget": 3}  # tile budget 6 of 21 blocks
 ON_TOPK = [("router", "topk"), ("router-on-quest", "quest")]
 

@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m closecall_lab.bench.vllm_demo", description=__doc__)
     parser.add_argument("--words", type=int, default=4800, help="length of the prompt (%(default)s words)")
     parser.add_argument("--policy", default="auto", help="(%(default)s)")
-    parser.add_argument("--budget", type=int, default=8, help="in blocks; tiles keep twice that (%(default)s)")
+    budget = "in blocks; tiles keep twice that. With 8, an eighth of this prompt, this small model loses the answer"
+    parser.add_argument("--budget", type=int, default=12, help=f"{budget} (%(default)s)")
     args = parser.parse_args(argv)
     model = model_directory("smollm2")
     text = prompt(args.words)
