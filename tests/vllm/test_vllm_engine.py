@@ -168,7 +168,7 @@ def test_our_kernel_decodes_as_vllms_does(model, whole):
 
 def test_a_policy_that_was_calibrated(model, tmp_path):
     saved = tmp_path / "policy.json"
-    closecall.policy("router-on-quest", budget=2, trigger="calibrated", thresholds=(0.1, 0.3, 0.5)).save(saved)
+    closecall.policy("router-on-quest", budget=3, trigger="calibrated", thresholds=(0.1, 0.3, 0.5)).save(saved)
     done = run({"policy": str(saved)}, [ask(1500)], model=model, max_num_batched_tokens=512)
     assert not done.failed, done.text[-3000:]
     (totals,) = done.last("STATS")
