@@ -197,7 +197,7 @@ class TestRefusals:
 
     def test_a_policy_of_another_model(self, model, tmp_path):
         saved = tmp_path / "policy.json"
-        closecall.policy("router-on-quest", budget=2, trigger="calibrated", thresholds=(0.1, 0.3)).save(saved)
+        closecall.policy("router-on-quest", budget=3, trigger="calibrated", thresholds=(0.1, 0.3)).save(saved)
         done = run({"policy": str(saved)}, [], model=model, max_num_batched_tokens=512)
         assert done.failed
         assert "closecall for vLLM: calibrated for 2 layers (0 to 1), and this is layer 2" in done.text
