@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 
 # The cases are small: threads only get into each other's way, and into the other workers'.
@@ -27,3 +28,11 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     """Every backend and tier in turn. Session scope, because hypothesis shares fixtures between examples."""
     found: Engine = request.param
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> None:
+    """What is there when a module's tests begin stays to the end: libraries, tests, caches, millions of objects. Set
+    apart, they are not walked through by every collection. That took minutes."""
+    gc.collect()
+    gc.freeze()
