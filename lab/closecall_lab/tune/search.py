@@ -19,7 +19,9 @@ from ..spine.table import Column, Table
 from .fit import Fit
 from .judge import END, Judge, Verdict
 
-SLACK = 1.05  # how much more time than the best so far still counts as no more: single runs vary
+# How much more time than the best so far still counts as no more: single runs vary. Time is held against dense of the
+# same run: a command that was stopped may go on while the machine does something else.
+SLACK = 1.05
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of a context's blocks: the mean budgets that a search tries
 
 
@@ -164,7 +166,7 @@ def refine(
         candidate = Candidate(label, mean, policy, judge.verdict(policy))
         tried.append(candidate)
         better = candidate.verdict.harm < best.verdict.harm
-        if goal.met(candidate.verdict) and better and candidate.verdict.seconds <= SLACK * best.verdict.seconds:
+        if goal.met(candidate.verdict) and better and SLACK * candidate.verdict.speedup >= best.verdict.speedup:
             best, base = candidate, other
 
     for block, tile in grids:

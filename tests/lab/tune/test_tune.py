@@ -61,6 +61,7 @@ class Verdicts(Judge):
     """Knows how good a policy is without running anything: the more blocks the better, and the slower."""
 
     slower: ClassVar[dict[int, float]] = {}  # how much slower a grid is than 64/64, by its block
+    busier: ClassVar[dict[int, float]] = {}  # how much slower everything was when a grid was judged
 
     def __init__(self) -> None:
         super().__init__(None, [], Path(), print)  # type: ignore[arg-type]
@@ -71,7 +72,8 @@ class Verdicts(Judge):
         keys = mean * candidate.block  # finer grids read as many keys better, and more protected tiles the end
         harm = candidate.block / 64 / (keys / 64)
         end = harm / protected(candidate) if protected(candidate) else harm
-        return Verdict(harm, end, 0.0, 1.0, mean, mean / 64, keys / 64 * self.slower.get(candidate.block, 1.0), 64.0)
+        slower, busier = (by.get(candidate.block, 1.0) for by in (self.slower, self.busier))
+        return Verdict(harm, end, 0.0, 1.0, mean, mean / 64, keys / 64 * slower * busier, 64.0 * busier)
 
 
 @pytest.fixture
@@ -127,6 +129,15 @@ def test_a_grid_and_protected_tiles_are_taken_if_they_pay(slower: dict[int, floa
     text = tuned.table().text()
     assert "grid 32/32" in text
     assert "last 2 tiles" in text
+
+
+def test_time_is_held_against_dense_of_the_same_hour() -> None:
+    """A command that was stopped may go on while the machine does something else."""
+    base, goal = closecall.policy("auto"), Goal(mean=8)
+    judge = Verdicts()
+    judge.busier = {32: 2.0}  # type: ignore[misc]
+    tuned = refine(search(fits(base), base, goal, judge, 4096), goal, judge, fits, [(32, 32)], [1])
+    assert tuned.measured["grid"] == "32/32"
 
 
 def test_what_does_not_meet_the_goal_is_not_taken() -> None:
