@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 
 import closecall
 from closecall import Policy, overrides, policy
+from closecall.models import catalogue
 from closecall.policy import PRESETS, accepted, as_policy
+from closecall.rules.last_tile import LastTile
+from closecall.rules.per_head import PerHead
 from drawing import Case, cases, over
 
 
@@ -388,6 +391,18 @@ def test_a_whole_policy_takes_no_more_overrides() -> None:
 def test_wrong_text_for_a_policy(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         as_policy(text)
+
+
+def test_tuned_policies_that_ship_fit_the_models_they_are_named_after() -> None:
+    shipped = sorted(path.stem for path in (Path(closecall.__file__).parent / "tuned").glob("*.json"))
+    assert "smollm2" in shipped
+    for name in shipped:
+        entry, rule = catalogue.get(name), as_policy(f"tuned:{name}").rule
+        assert isinstance(rule, LastTile)
+        assert isinstance(rule.rule, PerHead)
+        assert rule.rule.head_dim == entry.head_dim
+        assert len(rule.rule.budgets) == entry.full_layers
+        assert {len(listed) for listed in rule.rule.budgets} == {entry.q_heads}
 
 
 def test_saved_files_as_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
