@@ -30,7 +30,11 @@ R      := out/results
 CODER  := code-function:bare=yes,code-constant,niah-multikey:keys=16,questions=8,haystack=manuals
 TEXTS  := text:kind=code,text:kind=manuals,text:kind=docstrings,text:kind=licences,text:kind=json
 MAIN   := dense,quest,router-on-quest,router-on-quest/matched,auto
-QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --jobs 2 --store $R/qwen2.5-coder-1.5b.db
+DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would take ten times as long
+QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --jobs 2 --store $R/qwen2.5-coder-1.5b.db
+UNEVENLY := last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max,factor=dense,give=0.3
+FINER  := block=32,tile=32,tile_factor=4
+KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(UNEVENLY),$(UNEVENLY),$(FINER),$(ORACLE)
 GEMMA  := $(BIN)/closecall eval --model gemma-3-270m --store $R/gemma-3-270m.db
 
 results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many hours; they go on from what research/results/stores has)
@@ -43,6 +47,10 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN)
 	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 16 --n 4 --policies $(MAIN)
 	$(QWEN) --tasks $(TEXTS) --contexts 8k,16k --budgets 4,8,16 --n 1 --policies quest,router-on-quest,auto
+	$(BIN)/closecall compare capture --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --save-as bf16 --contexts 8k --n 2 --layers 0,3,6,9,12,15,18,21,24,27 \
+	  --tasks code-function:bare=yes,niah-multikey:keys=16,haystack=manuals --out $R/capture-qwen
+	$(BIN)/closecall compare --captured $R/capture-qwen --split choose --budgets 8 --seconds 0 --against auto --policies $(KEPT) --out $R/qwen-choose
+	$(BIN)/closecall compare --captured $R/capture-qwen --split final --budgets 8 --seconds 0 --against auto --policies $(KEPT) --out $R/qwen-final
 	$(GEMMA) --tasks $(TEXTS) --contexts 4k --budgets 4 --n 2 --policies topk,quest,auto
 	$(GEMMA) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 1 --policies dense,topk,quest
 
@@ -59,6 +67,8 @@ results: $(READY)  ## Every other panel of docs/results.md, into out/results (ma
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 12 \
 	  --policies dense,quest,auto,$(DENSER),auto:factor=dense,give=0.0625,auto:factor=4,auto:factor=dense --store $R/asked.db
 	$(BIN)/closecall report --store $R/asked.db --out $R/asked
+	$(BIN)/closecall eval --model smollm2 --dtype fp32 --tasks niah-single:questions=16,haystack=prose,niah-multikey:keys=8,questions=8,haystack=prose \
+	  --contexts 4k --budgets 4 --n 4 --policies dense,quest,auto,auto:pool=16,auto:c=0.25,auto:block=32,tile=64,tile_factor=4,tuned:smollm2 --store $R/smollm2-ring.db
 	$(BIN)/closecall report --store $R/smollm2.db --out $R/smollm2
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4,8 --n 12 --policies $(OURS) --seconds 0 --store $R/ring.db --out $R/ring-8k
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 16k --budgets 4 --n 3 --policies $(LONGER) --seconds 0 --store $R/ring.db --out $R/ring-16k
