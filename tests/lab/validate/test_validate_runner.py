@@ -208,13 +208,13 @@ def test_a_budget_below_the_forced_blocks_is_refused_before_anything_runs(
         runner.run(Cpu(), "auto", FEW, settings, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "heads", "dim"), [("fp32", 4, 256), ("bf16", 1, 128)]
-)  # CPUs may multiply bf16 slowly
-def test_no_more_memory_is_taken_than_was_said(dtype: str, heads: int, dim: int) -> None:
-    settings = Speed((1024,), dtype, heads, heads, dim, dim, 8, ("router-on-quest",), 1, 0.01)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_no_more_memory_is_taken_than_was_said(dtype: str) -> None:
+    settings = Speed((1024,), dtype, 4, 4, 256, 256, 8, ("router-on-quest",), 1, 0.01)
     cell = settings.cells()[0]
-    speed.measure(cell, settings, Cpu(), "auto")  # libraries take theirs at the first call
+    # Libraries take theirs at the first call: a small one, because CPUs may multiply bf16 slowly.
+    small = dataclasses.replace(settings, heads=1, kv_heads=1, dim=64, intermediate=64)
+    speed.measure(small.cells()[0], small, Cpu(), "auto")
     peaks: list[int] = []
     real = memory.mark
     before = real()
