@@ -127,7 +127,7 @@ def ways(first: CapturedLayer, before: Tensor, width: int) -> Iterator[tuple[str
     yield "summaries and rows in int8", 1, rounded(int8)
     for part in (2, 4):
         yield f"{dim // part} of {dim} directions of the keys", 1 / part, projected(principal(first, dim // part))
-    for step, times in ((2, 2), (4, 2), (4, 4), (8, 4)):
+    for step, times in ((4, 2), (4, 4), (8, 2), (8, 4), (16, 4)):
         name = f"one tile in {step} looks everywhere, the others at its {times * width} best blocks"
         yield name, 1 / step, from_anchors(step, times * width)
     share_of = float(before[0, 0].sum() / sum(range(before.shape[2] + 1)))

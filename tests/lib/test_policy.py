@@ -111,7 +111,7 @@ def test_outlying_rows_and_unpooled_tiles_come_with_the_pool_of_auto(given: dict
 
 @pytest.mark.parametrize("key", ["outlying", "unpooled"])
 def test_what_needs_a_pool_is_refused_without_one(key: str) -> None:
-    message = f"^{key}= has no effect on rule 'topk' on scorer 'quest': it belongs to every policy that pools rows"
+    message = f"^{key}= has no effect on rule 'topk' on scorer 'quest': it belongs to every policy with pool=8"
     with pytest.raises(ValueError, match=message):
         policy("quest", pool=1, **{key: 1})
     assert accepted("quest", {key: 1}) == {}
@@ -152,7 +152,7 @@ def test_a_typo_lists_near_names_and_what_this_policy_takes() -> None:
         policy("topk", bugdet=3)
     assert str(error.value) == (
         "unknown policy override 'bugdet': did you mean 'budget'? "
-        "topk takes aggregate, block, budget, pool, scorer, share, sinks, tile, tile_factor"
+        "topk takes aggregate, anchor, block, budget, pool, scorer, share, sinks, tile, tile_factor"
     )
 
 

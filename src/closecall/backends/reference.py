@@ -22,13 +22,15 @@ def why_not(q: Tensor) -> str | None:
 
 
 def tile_scores(
-    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, every_row: Tensor | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, every_row: Tensor | None = None,
+    looked_at: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`[B, H, T, n_blocks]` in float32, -inf for blocks a tile does not see (Steps 1 and 2, Eq. 1 to 3).
 
     Under a row-normalised aggregate the scores are estimated shares of softmax mass in [0, 1], exact for no block but
     the forced ones; over the blocks that a tile sees, those of `mass` add up to 1. Under `softmax` they
-    are logs of shares. `every_row` is as in `rank`.
+    are logs of shares. `every_row` is as in `rank`. What a tile does not look at is to it as if it did not see it:
+    `looked_at`, bool `[B, H, T, n_blocks]`.
 
     Under `share="group"` they are `[B, Hkv, T, n_blocks]`: the largest of the scores that the heads of a KV head give.
     """
@@ -48,9 +50,12 @@ def tile_scores(
             for chunk, row_scores in policy.scorer.scan(view):
                 first = tiles.start + chunk.tiles.start
                 at = slice(first, first + len(chunk.tiles))
-                per_tile = _reduced(view, chunk, row_scores, policy)
+                unseen = _unseen(view, chunk)
+                if looked_at is not None:
+                    unseen = unseen | ~looked_at[b, heads_here, at, : chunk.seen]
+                per_tile = _reduced(view, chunk, row_scores, policy, unseen)
                 per_tile = per_tile.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-                scores[b, heads_here, at, : chunk.seen] = per_tile.masked_fill(_unseen(view, chunk), -torch.inf)
+                scores[b, heads_here, at, : chunk.seen] = per_tile.masked_fill(unseen, -torch.inf)
     return torch.unflatten(scores, 1, (-1, group)).amax(2) if policy.share == "group" else scores
 
 
@@ -60,22 +65,22 @@ def _unseen(view: View, chunk: Chunk) -> Tensor:
     return block * view.block > chunk.positions[:, -1:]
 
 
-def _reduced(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Tensor:
+def _reduced(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy, unseen: Tensor) -> Tensor:
     """Reduces the scorer's `[G, tiles, scored, seen]` to tile scores `[G, tiles, seen]`."""
     assert policy.scorer is not None
+    unseen = unseen.unsqueeze(-2)  # the same for all rows
     if policy.reduction.of is Of.MASS:
-        return _normalised(view, chunk, row_scores, policy)
+        return _normalised(view, chunk, row_scores, policy, unseen)
     if policy.reduction.of is Of.SOFTMAX:
         masses = row_scores.log() if policy.scorer.votes else row_scores
-        row_scores = log_shares(masses.masked_fill(_unseen(view, chunk)[:, None], -torch.inf))
+        row_scores = log_shares(masses.masked_fill(unseen, -torch.inf))
     return policy.reduction(row_scores)
 
 
-def _normalised(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy) -> Tensor:
+def _normalised(view: View, chunk: Chunk, row_scores: Tensor, policy: Policy, unseen: Tensor) -> Tensor:
     """Tile scores `[G, tiles, seen]` from log masses, or votes, `[G, tiles, scored, seen]`."""
     assert policy.scorer is not None
     reduce = policy.reduction
-    unseen = _unseen(view, chunk)[:, None]
     if policy.scorer.votes:
         votes = row_scores.nan_to_num(nan=0.0).masked_fill(unseen, 0.0)
         total = votes.sum(-1, keepdim=True)
@@ -125,26 +130,56 @@ def rank(
     scale: float,
     summaries: Summaries | None = None,
     every_row: Tensor | None = None,
+    leaders: Tensor | None = None,
 ) -> Ranked:
-    """Ranks by sorting. `every_row` replaces the rule's own where its tiles are not the geometry's (paged calls)."""
+    """Ranks by sorting. `every_row` and `leaders` replace the policy's own where the rule's tiles are not those of the
+    geometry (paged calls)."""
     scores = tile_scores(q, k, policy, geometry, scale, every_row)
     width = policy.rule.limit(geometry.n_blocks)
-    # Sorting in two stable passes: by score, ties to the lower index; then forced and invisible blocks to the end, so
-    # that even a block of score -inf that may be kept stands before those that may not.
     block = torch.arange(geometry.n_blocks, device=q.device)
     free = (block < geometry.visible.to(q.device)[..., None]) & ~geometry.forced_mask(policy.sinks).to(q.device)
     free = free[:, None].expand_as(scores)
-    by_score, order = scores.sort(dim=-1, descending=True, stable=True)
-    put_last = (~free).gather(-1, order).to(torch.int8).sort(dim=-1, stable=True)
-    taken = put_last.indices[..., :width]
-    out = put_last.values[..., :width].bool()
+    if leaders is None:
+        leaders = policy.leaders(geometry)
+    if leaders is not None:
+        looked_at = _looked_at(scores, free, policy, geometry, leaders.to(q.device))
+        free = free & looked_at
+        looked_at = looked_at.repeat_interleave(q.shape[1] // scores.shape[1], 1)
+        scores = tile_scores(q, k, policy, geometry, scale, every_row, looked_at)
+    order, by_score = _best(scores, free, width)
     return Ranked(
-        order=order.gather(-1, taken).masked_fill(out, geometry.n_blocks).to(torch.int32),
-        scores=by_score.gather(-1, taken).masked_fill(out, -torch.inf),
+        order=order.to(torch.int32),
+        scores=by_score,
         visible=geometry.visible.to(q.device),
         forced=geometry.forced(policy.sinks).to(q.device),
         sequence=geometry.sequence.to(q.device),
     )
+
+
+def _best(scores: Tensor, free: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The best of the free blocks, `[..., width]`, and their scores; the sentinel and -inf past the end.
+
+    Sorts in two stable passes: by score, ties to the lower index; then blocks that are not free to the end, so that
+    even a free block of score -inf stands before them.
+    """
+    by_score, order = scores.sort(dim=-1, descending=True, stable=True)
+    put_last = (~free).gather(-1, order).to(torch.int8).sort(dim=-1, stable=True)
+    taken, out = put_last.indices[..., :width], put_last.values[..., :width].bool()
+    sentinel = scores.shape[-1]
+    return order.gather(-1, taken).masked_fill(out, sentinel), by_score.gather(-1, taken).masked_fill(out, -torch.inf)
+
+
+def _looked_at(scores: Tensor, free: Tensor, policy: Policy, geometry: Geometry, leaders: Tensor) -> Tensor:
+    """bool, shaped like the scores: the sinks, the leader's best blocks, and all from the leader's own blocks on."""
+    n_blocks, device = geometry.n_blocks, scores.device
+    best, _ = _best(scores, free, policy.n_candidates(n_blocks))
+    liked = torch.zeros_like(scores, dtype=torch.bool)
+    liked = torch.cat([liked, liked[..., :1]], -1).scatter_(-1, best, True)[..., :-1]  # the sentinel's column goes
+    liked = liked.gather(2, leaders[:, None, :, None].expand_as(liked))
+    block, own = torch.arange(n_blocks, device=device), geometry.first_own().to(device).gather(1, leaders)
+    always = (block < policy.sinks) | (block >= own[..., None])
+    everywhere = leaders == torch.arange(geometry.n_tiles, device=device)
+    return liked | (always | everywhere[..., None])[:, None]
 
 
 def attend(
