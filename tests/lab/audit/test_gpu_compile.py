@@ -158,6 +158,13 @@ def compiler() -> Iterator[Compiler]:
         yield found
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_constants_are_those_that_the_kernel_takes(arch: str) -> None:
+    """Needs no compiler. Variants once shared a dict that the next one changed."""
+    for variant in variants(arch):
+        assert set(variant.constexprs) <= set(variant.kernel.arg_names), variant.name
+
+
 # The aims.
 
 

@@ -147,12 +147,15 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "sums":
         if full:
             return Launch(32, 16, 4, 2) if arch == "sm_100" else Launch(64, 16, 8, 2)
-        return Launch(64 if arch == "sm_90" else 32, 64, 4, 2)
+        narrow = wide <= 64 and arch not in ("sm_90", "gfx942")  # more columns would need a stack
+        return Launch(64 if arch == "sm_90" else 32, 32 if narrow else 64, 4, 2)
     if kernel == "shares":
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
         narrow = full or (arch in ("sm_80", "sm_100", *SMALL) and wide > 192)  # more keys would need a stack
-        return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, 2 if arch == "gfx942" else 3)
+        # In float32 three stages need a stack, of some sizes on these two.
+        deep = 2 if arch == "gfx942" else {"sm_80": 2, "sm_100": 4}.get(arch, 3) if full else 3
+        return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, deep)
     if kernel == "packed" and not full and _packs(arch, wide):
         return Launch(128, _packed_keys(arch, wide), 8, 3)
     # Attention. A third stage is what gives keys and values a whole turn to arrive in.

@@ -226,7 +226,7 @@ def _pool(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
     constants |= {"POOL": POOL, "RUNS": 64 // POOL, "ROWS": 64 // POOL}
     chosen = launch.Launch(16, 16, 4, 1)
     yield _variant(_name("pool", dims, dtype), arch, pool.pool_kernel, types, constants, chosen, dims, dtype, False)
-    constants |= {"RUNS": 64 // POOL + OUTLYING, "ROWS": 64, "OUTLYING": OUTLYING}
+    constants = constants | {"RUNS": 64 // POOL + OUTLYING, "ROWS": 64, "OUTLYING": OUTLYING}
     types = {name: x for name, x in types.items() if name != "means"} | {"masses": "*fp32"}
     name = _name("outlying", dims, dtype)
     yield _variant(name, arch, pool.outlying_kernel, types, constants, chosen, dims, dtype, False)
