@@ -2,7 +2,7 @@
 
 A capture (`closecall compare capture`) holds queries, keys and values of real prompts. A policy selects on them as it
 is, and then with scores made more cheaply: summaries and rows in fewer bits, keys and rows in fewer directions, or
-only blocks that a neighbouring tile or an earlier layer liked. All keep the same number of blocks, and attention itself
+only blocks that a neighbouring tile, an earlier layer, or a few rows of the tile liked. All keep the same number of blocks, and attention itself
 is exact. Directions are fitted on the first prompt, which is not judged.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 import closecall
 from closecall.backends import reference
+from closecall.geometry import Geometry
 from closecall.policy import Policy, parse
 from closecall.scorers.base import Scorer
 from closecall.selection import Selection
@@ -101,6 +102,20 @@ def from_anchors(step: int, n: int) -> TileScores:
     return among(candidates)
 
 
+def again(outlying: int, n: int) -> TileScores:
+    """The n best blocks by a tile's mean and its outlying rows are scored by every row, and no others."""
+
+    def scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, *rest: Any) -> Tensor:
+        found = exact(q, k, policy, geometry, *rest)
+        forced = geometry.forced_mask(policy.sinks)[:, None]
+        rough = exact(q, k, policy.replace(pool=policy.tile, outlying=outlying, unpooled=0), geometry, *rest)
+        may = forced | liked(rough.masked_fill(forced, -torch.inf), n)
+        may[:, :, -1] = True
+        return found.where(may, -torch.inf)
+
+    return scores
+
+
 def principal(layer: CapturedLayer, n: int) -> Tensor:
     """The n directions in which a head's keys are largest, `[Hkv, D, n]`."""
     found: Tensor = torch.linalg.eigh(layer.k[0].mT @ layer.k[0]).eigenvectors
@@ -119,7 +134,7 @@ def recall(found: Selection, wanted: Selection) -> float:
     return float((a & b)[:, :, choice].sum() / b[:, :, choice].sum())
 
 
-def ways(first: CapturedLayer, before: Tensor, width: int) -> Iterator[tuple[str, float, TileScores]]:
+def ways(first: CapturedLayer, before: Tensor, width: int, tile: int) -> Iterator[tuple[str, float, TileScores]]:
     """(name, its products over the policy's own, how scores are made)."""
     dim = first.k.shape[3]
     yield "as it is", 1, exact
@@ -130,6 +145,9 @@ def ways(first: CapturedLayer, before: Tensor, width: int) -> Iterator[tuple[str
     for step, times in ((4, 2), (4, 4), (8, 2), (8, 4), (16, 4)):
         name = f"one tile in {step} looks everywhere, the others at its {times * width} best blocks"
         yield name, 1 / step, from_anchors(step, times * width)
+    for outlying, times in ((0, 4), (1, 4), (4, 2), (4, 4)):
+        name = f"the {times * width} best by one mean and {outlying} outlying rows"
+        yield name, (1 + outlying) / tile, again(outlying, times * width)
     share_of = float(before[0, 0].sum() / sum(range(before.shape[2] + 1)))
     yield "blocks that any head of the layer before kept", share_of, among(lambda _: before.clone())
 
@@ -137,7 +155,7 @@ def ways(first: CapturedLayer, before: Tensor, width: int) -> Iterator[tuple[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("capture")
-    parser.add_argument("--policy", default="auto:budget=4,pool=8")
+    parser.add_argument("--policy", default="auto:budget=4")
     parser.add_argument("--prompts", type=int, default=2, help="judged, besides the first (%(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="as many as these, evenly spread (%(default)s)")
     args = parser.parse_args()
@@ -153,7 +171,7 @@ def main() -> None:
             plain = selected(layer, policy, exact)
             if before is not None:  # the first layer serves the second as the one before
                 dense = dense_of(layer)
-                for name, cost, scores in ways(first, before, policy.rule.tile_budget or 8):
+                for name, cost, scores in ways(first, before, policy.rule.tile_budget or 8, policy.tile):
                     kept = plain if scores is exact else selected(layer, policy, scores)
                     result = cost, recall(kept, plain), judge_kept(layer, kept, prompt.asked, dense)
                     results.setdefault(name, []).append(result)

@@ -10,7 +10,6 @@ own rows, the blocks before it and where the prompt ends; it does not know the p
 - `last-tile`, and with it `auto`, protects the last tiles of the *prompt*. Nobody pays for them, for the others may
   have been computed before the prompt's end was known: the mean rises by the protected tiles' extra blocks.
 - Scorers must judge a block by a summary of its keys. Those that look at other rows or at the whole prompt do not.
-- With an `anchor`, tiles look where an earlier tile did, and that may be in another chunk. It has no meaning here.
 
 Paged calls promise all of that. Calls on tensors that say how long the prompt is (`prompt_len`) promise the third
 point: their chunks need not begin on the tile grid, and their routers see the tiles of one chunk together.
@@ -49,11 +48,6 @@ def chunk_proof(policy: Policy) -> Policy:
         raise ValueError(
             f"tile {policy.tile} is no multiple of block {policy.block}: what a tile's own blocks hold would depend on "
             f"how a prompt is cut into chunks: use tile={policy.block * -(-policy.tile // policy.block)}"
-        )
-    if policy.anchor > 1:
-        raise ValueError(
-            f"anchor = {policy.anchor} makes tiles look where the tile before them did, which another chunk may hold: "
-            "use anchor=1, with pool= for cheaper scores"
         )
     rule = _rule(policy.rule)
     return policy if rule is policy.rule else policy.replace(rule=rule)

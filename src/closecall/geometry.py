@@ -70,16 +70,6 @@ class Geometry:
         go on (`after`)."""
         return self.exists & ((self.from_end if self.after is None else self.after) < tiles)
 
-    def first_of(self, tiles: int, but: Tensor | None = None) -> Tensor:
-        """int64 `[B, T]`: the first tile in this call of every so many tiles of a prompt, counted from its beginning;
-        for tiles in `but`, themselves."""
-        group = self.pos // (self.tile * tiles)
-        begins = torch.ones_like(group, dtype=torch.bool)
-        begins[:, 1:] = (group[:, 1:] != group[:, :-1]) | (self.sequence[:, 1:] != self.sequence[:, :-1])
-        tile = torch.arange(self.n_tiles, device=group.device).expand_as(group)
-        first = torch.where(begins, tile, 0).cummax(1).values
-        return first if but is None else torch.where(but, tile, first)
-
     @functools.cached_property
     def _forced(self) -> dict[int, Tensor]:
         """Results of `forced` by `sinks`, kept because every layer of a model asks again."""

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,18 +42,13 @@ PRESETS: dict[str, tuple[str | None, str]] = {
 GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
 
 # What comes with a preset's pool where nobody says otherwise: four outlying rows of a tile, and the last 1K rows of a
-# prompt as they are. With them pool=16 lost no answers on the probes that means alone lose (docs/selectors.md). An
-# anchor spares the same last rows.
+# prompt as they are. With them pool=16 lost no answers on the probes that means alone lose (docs/selectors.md).
 WITH_POOL: dict[str, dict[str, int]] = {"auto": {"outlying": 4, "unpooled": 16}}
-WITH_ANCHOR: dict[str, dict[str, int]] = {"auto": {"unpooled": 16}}
 
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
-OWN = (*GRID, "sinks", "aggregate", "pool", "outlying", "unpooled", "anchor", "candidates", "share", "scorer")
-# Parameters that have no effect unless one of these exceeds 1.
-NEED: dict[str, tuple[str, ...]] = {
-    "outlying": ("pool",), "unpooled": ("pool", "anchor"), "candidates": ("anchor",)
-}  # fmt: skip
+NEED_A_POOL = ("outlying", "unpooled", "candidates")  # which have no effect where every row is scored
+OWN = (*GRID, "sinks", "aggregate", "pool", *NEED_A_POOL, "share", "scorer")
 SHARES = ("head", "group")
 FILE = "file:"  # in front of the path of a saved policy
 TUNED = "tuned:"  # in front of the name of a model that we ran `closecall tune` on
@@ -68,12 +64,11 @@ class Policy:
     outlying: how many rows of a tile, those most distant from the mean of all its rows, are scored beside the means, as
     the scorer `outliers` does with keys: rows that look for one thing each would drown in a mean.
 
-    unpooled: how many last tiles of a prompt have every row scored against every block all the same, beside those that
-    the rule protects. Their cost grows with the prompt as attention's does, so long prompts can afford them.
+    unpooled: how many last tiles of a prompt have every row scored all the same, beside those that the rule protects.
+    Their cost grows with the prompt as attention's does, so long prompts can afford them.
 
-    anchor: one tile in so many looks at every block. Those up to the next anchor look at its `candidates` times
-    `tile_budget` best blocks, and at all that have come since: neighbouring tiles want nearly the same blocks. 1: every
-    tile looks everywhere.
+    candidates: so many times the tile budget of a tile's best blocks, by the means and outlying rows, are scored again
+    by every row, and no others are kept. 0: the means and outlying rows decide. Without a pool all three are 0.
 
     share: who decides together. `"head"`: every query head keeps its own blocks. `"group"`: the query heads that read
     one KV head keep the same blocks, those that any of them wants most; kernels then load keys and values once for all.
@@ -89,21 +84,19 @@ class Policy:
     share: str = "head"
     outlying: int = 0
     unpooled: int = 0
-    anchor: int = 1
-    candidates: int = 4
+    candidates: int = 0
 
     def __post_init__(self) -> None:
-        least_of = {"block": 1, "tile": 1, "pool": 1, "anchor": 1, "candidates": 1}
-        for field in (*least_of, "sinks", "outlying", "unpooled"):
-            least = least_of.get(field, 0)
+        numbers = {"block": 1, "tile": 1, "pool": 1, "sinks": 0} | dict.fromkeys(NEED_A_POOL, 0)
+        for field, least in numbers.items():
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
         if self.tile % self.pool:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
-        for field, needs in NEED.items():  # policies that mean the same are equal
-            if all(getattr(self, other) == 1 for other in needs):
-                object.__setattr__(self, field, getattr(Policy, field))
+        if self.pool == 1:  # no tile is pooled, and policies that mean the same are equal
+            for field in NEED_A_POOL:
+                object.__setattr__(self, field, 0)
         if self.outlying and self.scored >= self.tile:
             raise ValueError(
                 f"outlying = {self.outlying} beside means of {self.pool} rows is as much work as all {self.tile} rows: "
@@ -121,10 +114,10 @@ class Policy:
             _check_scorer(self.scorer)
             _check_registered(self.scorer)
         _check_registered(self.rule)
-        if self.anchor > 1 and self.rule.tile_budget is None:
+        if self.candidates and self.rule.tile_budget is None:
             raise ValueError(
-                f"anchor = {self.anchor} needs a rule with a tile budget, which says how many candidates there are, "
-                f"and {self.rule.name!r} has none: use anchor = 1, or a rule like topk, router or last-tile"
+                f"candidates = {self.candidates} needs a rule with a tile budget to be multiples of, and "
+                f"{self.rule.name!r} has none: use candidates = 0, or a rule like topk, router or last-tile"
             )
         if self.scorer is not None:
             self.scorer.check(self)
@@ -167,26 +160,20 @@ class Policy:
 
         `told` replaces the sequences that the rule is told of where they are not the geometry's (paged calls).
         """
-        return None if self.pool == 1 else self._spared(geometry, told)
-
-    def _spared(self, geometry: Geometry, told: Tensor | None) -> Tensor | None:
-        """bool `[B, T]`: tiles whose scores are not made cheaper; None means none."""
+        if self.pool == 1:
+            return None
         protected = self.rule.every_row(geometry.told if told is None else told)
         if not self.unpooled:
             return protected
         last = geometry.among_last(self.unpooled)
         return last if protected is None else last | protected
 
-    def leaders(self, geometry: Geometry, told: Tensor | None = None) -> Tensor | None:
-        """int64 `[B, T]`, on the host: the tile whose best blocks each tile looks at, itself where it looks everywhere;
-        None where all do. `told` is as in `every_row`."""
-        return None if self.anchor == 1 else geometry.first_of(self.anchor, but=self._spared(geometry, told))
-
     def n_candidates(self, n_blocks: int) -> int:
-        """How many of its best blocks an anchor tells the tiles behind it: never fewer than they may keep."""
-        budget = self.rule.tile_budget
-        assert budget is not None
-        return min(max(self.candidates * budget, self.rule.limit(n_blocks)), n_blocks)
+        """How many of a tile's blocks are scored again, at most: never fewer than it may keep; 0 where none are."""
+        if not self.candidates:
+            return 0
+        assert self.rule.tile_budget is not None
+        return min(max(self.candidates * self.rule.tile_budget, self.rule.limit(n_blocks)), n_blocks)
 
     def replace(self, **fields: Any) -> Policy:
         return dataclasses.replace(self, **fields)
@@ -199,7 +186,7 @@ class Policy:
     def to_json(self) -> str:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         # As before there were these fields, so that what was stored under a policy's JSON is still found.
-        for later in ("pool", "share", "outlying", "unpooled", "anchor", "candidates"):
+        for later in ("pool", "share", *NEED_A_POOL):
             if data[later] == getattr(Policy, later):
                 del data[later]
         parts = {k: v.to_dict() if isinstance(v, Component) else v for k, v in data.items()}
@@ -261,15 +248,13 @@ class Policy:
             return f"{self.name}: {self.rule.describe()}"
         beside = f" and {self.outlying} outlying rows" if self.outlying else ""
         rows = f"means of {self.pool} rows{beside} of " if self.pool > 1 else ""
-        single = f" (of the last {self.unpooled}, every row)" if self.unpooled and self.pool > 1 else ""
-        last = f", and the last {self.unpooled}," if self.unpooled else ""
-        anchors = (
-            f"one tile in {self.anchor}{last} sees every block's summary, the others "
-            f"{self.candidates * (self.rule.tile_budget or 0)} candidates; "
+        single = f" (of the last {self.unpooled}, every row)" if self.unpooled else ""
+        again = (
+            f"the {self.n_candidates(sys.maxsize)} best blocks scored again by every row; " if self.candidates else ""
         )
         return (
             f"{self.name}: {self.scorer.describe()}, {self.aggregate} over {rows}{self.tile}-row tiles{single}"
-            f"{' and the heads of a KV head' if self.share == 'group' else ''}; {anchors if self.anchor > 1 else ''}"
+            f"{' and the heads of a KV head' if self.share == 'group' else ''}; {again}"
             f"{self.rule.describe()}; blocks of {self.block} keys, {self.sinks} sink"
         )
 
@@ -328,25 +313,22 @@ def _compose(name: str, overrides: Mapping[str, Any]) -> tuple[Scorer | None, Ru
     chosen = GIVEN.get(name, {}) | dict(overrides)
     scorer = _scorer(chosen.get("scorer", scorer_name), chosen) if scorer_name else None
     own = {key: chosen[key] for key in (OWN if scorer_name else GRID) if key in chosen and key != "scorer"}
-    return scorer, RULES[rule_name].from_overrides(chosen), _with_cheaper(name, own) | own
+    return scorer, RULES[rule_name].from_overrides(chosen), _with_pool(name, own) | own
 
 
-def _with_cheaper(name: str, own: Mapping[str, Any]) -> dict[str, int]:
-    """What comes with the preset's pool or anchor; nothing in tiles too small for so many outlying rows."""
-    tile, pool, anchor = (own.get(field, getattr(Policy, field)) for field in ("tile", "pool", "anchor"))
-    if not all(isinstance(x, int) for x in (tile, pool, anchor)):
-        return {}  # said so where the policy is made
-    given = WITH_POOL.get(name, {}) if pool > 1 else {}
-    if given and tile // pool + given["outlying"] >= tile:
-        given = {}
-    return given | (WITH_ANCHOR.get(name, {}) if anchor > 1 else {})
+def _with_pool(name: str, own: Mapping[str, Any]) -> dict[str, int]:
+    """What comes with the preset's pool; nothing without one, or in tiles too small for so many outlying rows."""
+    tile, pool, given = own.get("tile", Policy.tile), own.get("pool", Policy.pool), WITH_POOL.get(name, {})
+    if not given or not isinstance(tile, int) or not isinstance(pool, int) or pool < 2:
+        return {}
+    return {} if tile // pool + given["outlying"] >= tile else given
 
 
 def _taken(scorer: Scorer | None, rule: Rule, own: Mapping[str, Any]) -> set[str]:
     """Names the overrides that have an effect on a policy of these parts and fields."""
     if scorer is None:
         return rule.parameters() | set(GRID)
-    idle = [field for field, needs in NEED.items() if all(own.get(other, 1) == 1 for other in needs)]
+    idle = NEED_A_POOL if own.get("pool", 1) == 1 else ()
     return rule.parameters() | scorer.parameters() | set(OWN).difference(idle)
 
 
@@ -354,8 +336,7 @@ def _owners(key: str) -> str:
     """Lists the parts that take this parameter."""
     registries: tuple[Registry[Any], ...] = (SCORERS, RULES, TRIGGERS)
     named = [f"{r.kind} {owner!r}" for r in registries for owner in r.parameters().get(key, [])]
-    needs = " or ".join(f"{other}=8" for other in NEED.get(key, ()))
-    every = f"every policy with {needs}" if needs else "every policy with a scorer"
+    every = "every policy that pools rows (pool=8)" if key in NEED_A_POOL else "every policy with a scorer"
     return ", ".join(named) or (every if key in OWN else "")
 
 

@@ -24,7 +24,7 @@ PROMPT = """
 
     n, dim = {tokens}, 8
     torch.set_num_threads(1)
-    policy = closecall.policy({preset!r}, budget={budget}, pool={pool}, anchor={anchor})
+    policy = closecall.policy({preset!r}, budget={budget}, pool={pool}, candidates={candidates})
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, dim, generator=generator).bfloat16() for _ in range(3))
     closecall.attention(q[:, :, :9000], k[:, :, :9000], v[:, :, :9000], policy)  # all that is made once is made
@@ -62,7 +62,7 @@ CERTIFIED_MIB = 128
 
 
 def run(tokens: int, call: str, mib: int = MOST_MIB, **policy: object) -> subprocess.CompletedProcess[str]:
-    policy = {"anchor": 1} | policy
+    policy = {"candidates": 0} | policy
     script = textwrap.dedent(PROMPT).format(tokens=tokens, mib=mib, call=textwrap.dedent(call).strip(), **policy)
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
@@ -72,9 +72,9 @@ def run(tokens: int, call: str, mib: int = MOST_MIB, **policy: object) -> subpro
 @pytest.mark.parametrize(
     ("tokens", "call", "policy"),
     [
-        (HALF_A_MILLION, ONE_PIECE, {"preset": "router-on-quest", "budget": 8, "pool": 16, "anchor": 16}),
+        (HALF_A_MILLION, ONE_PIECE, {"preset": "router-on-quest", "budget": 8, "pool": 16, "candidates": 4}),
         (2**20, ONE_PIECE, {"preset": "auto", "budget": 8, "pool": 64}),
-        (HALF_A_MILLION, CHUNKS, {"preset": "auto", "budget": 8, "pool": 64, "anchor": 8}),
+        (HALF_A_MILLION, CHUNKS, {"preset": "auto", "budget": 8, "pool": 64, "candidates": 2}),
     ],
     ids=["router-on-quest", "auto", "auto in chunks"],
 )

@@ -109,9 +109,9 @@ def test_outlying_rows_and_unpooled_tiles_come_with_the_pool_of_auto(given: dict
     assert policy("quest", pool=16).outlying == 0
 
 
-@pytest.mark.parametrize("key", ["outlying", "unpooled"])
+@pytest.mark.parametrize("key", ["outlying", "unpooled", "candidates"])
 def test_what_needs_a_pool_is_refused_without_one(key: str) -> None:
-    message = f"^{key}= has no effect on rule 'topk' on scorer 'quest': it belongs to every policy with pool=8"
+    message = f"^{key}= has no effect on rule 'topk' on scorer 'quest': it belongs to every policy that pools rows"
     with pytest.raises(ValueError, match=message):
         policy("quest", pool=1, **{key: 1})
     assert accepted("quest", {key: 1}) == {}
@@ -152,7 +152,7 @@ def test_a_typo_lists_near_names_and_what_this_policy_takes() -> None:
         policy("topk", bugdet=3)
     assert str(error.value) == (
         "unknown policy override 'bugdet': did you mean 'budget'? "
-        "topk takes aggregate, anchor, block, budget, pool, scorer, share, sinks, tile, tile_factor"
+        "topk takes aggregate, block, budget, pool, scorer, share, sinks, tile, tile_factor"
     )
 
 

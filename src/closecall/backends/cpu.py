@@ -147,11 +147,6 @@ def ranked_together(policy: Policy, q: Tensor, k: Tensor) -> int:
     return q.shape[1] // k.shape[1] if policy.share == "group" else 1
 
 
-def led_args(policy: Policy, geometry: Geometry, leaders: Tensor | None) -> tuple[int, int]:
-    """The leaders' fields of struct RankArgs. `leaders` must live as long as they do."""
-    return (0, 0) if leaders is None else (leaders.data_ptr(), policy.n_candidates(geometry.n_blocks))
-
-
 def kept_args(selection: Selection | None, q: Tensor, k: Tensor) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """The selection's fields of struct AttendArgs, and the tensors that they point to."""
     if selection is None:
@@ -181,9 +176,8 @@ def rank(
     kinds = (native.summary, native.reduction, policy.sinks, width)
     every_row = policy.every_row(geometry)
     single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
-    pooling = (policy.pool, policy.outlying, policy.scored, single.data_ptr() if single.numel() else 0, together)
-    leaders = policy.leaders(geometry)
-    led = led_args(policy, geometry, leaders)
+    again = policy.n_candidates(geometry.n_blocks)
+    pooling = (policy.pool, policy.outlying, policy.scored, single.data_ptr() if single.numel() else 0, together, again)
     chosen = _tier()
 
     def packed(masses: int, *kept: int) -> bytes:
@@ -191,7 +185,7 @@ def rank(
         outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
         numbers = (scale, torch.get_num_threads(), chosen)
         return _pack(
-            (*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *led, *numbers, *NO_PAGES)
+            (*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers, *NO_PAGES)
         )
 
     kept, done = (0, 0, 0), 0

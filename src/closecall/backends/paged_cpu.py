@@ -30,20 +30,21 @@ def _where(plan: Plan, k_pages: Tensor) -> tuple[int, ...]:
 def _rank_args(
     q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan, scale: float, width: int,
     outputs: tuple[int, int, int, int], store: Tensor | None, every_row: Tensor | None = None,
-    leaders: Tensor | None = None,
 ) -> bytes:  # fmt: skip
     native = cpu.kernel(policy, q.shape[3])
     assert native is not None
     kinds = (native.summary, native.reduction, policy.sinks, width)
     inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._shape(q, k_pages, 0), *cpu._tiles(geometry), *kinds)
     kept = (0 if store is None else store.data_ptr(), 0, 0)
-    pooling = (policy.pool, policy.outlying, policy.scored, 0 if every_row is None else every_row.data_ptr())
-    led = cpu.led_args(policy, geometry, leaders)
-    together = cpu.ranked_together(policy, q, k_pages)
-    numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
-    return cpu._pack(
-        (*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, together, *led, *numbers)
+    pooling: tuple[int, ...] = (
+        policy.pool,
+        policy.outlying,
+        policy.scored,
+        0 if every_row is None else every_row.data_ptr(),
     )
+    pooling += (cpu.ranked_together(policy, q, k_pages), policy.n_candidates(geometry.n_blocks))
+    numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
+    return cpu._pack((*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers))
 
 
 def new_store(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> Tensor:
@@ -71,13 +72,12 @@ def rank(
     order, scores = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     limits = policy.rule.limits(told, geometry.n_blocks)
     every_row = policy.every_row(geometry, told)
-    leaders = policy.leaders(geometry, told)
     single = None if every_row is None else every_row.to(torch.uint8).contiguous()
     far = torch.empty(0, dtype=torch.int32) if limits is None else limits.to(torch.int32).contiguous()
     forced = _forced_mass(q, k_pages, geometry, plan, scale, policy.sinks) if policy.reduction.of is Of.MASS else None
     masses = 0 if forced is None else forced.data_ptr()
     outputs = (order.data_ptr(), scores.data_ptr(), far.data_ptr() if far.numel() else 0, masses)
-    cpu._native.rank(_rank_args(q, k_pages, policy, geometry, plan, scale, width, outputs, store, single, leaders))
+    cpu._native.rank(_rank_args(q, k_pages, policy, geometry, plan, scale, width, outputs, store, single))
     return Ranked(order, scores, geometry.visible, geometry.forced(policy.sinks), geometry.sequence)
 
 

@@ -44,9 +44,7 @@ def rank(
     new[:, 1:] = ~same | (geometry.rows[:, :-1] != geometry.tile)
     cut = dataclasses.replace(geometry, sequence=new.cumsum(1) - 1)
     every_row = policy.every_row(geometry, told)
-    return reference.rank(
-        q, gathered(k_pages, plan), policy, cut, scale, None, every_row, policy.leaders(geometry, told)
-    )
+    return reference.rank(q, gathered(k_pages, plan), policy, cut, scale, every_row=every_row)
 
 
 def attend(

@@ -130,22 +130,20 @@ def rank(
     scale: float,
     summaries: Summaries | None = None,
     every_row: Tensor | None = None,
-    leaders: Tensor | None = None,
 ) -> Ranked:
-    """Ranks by sorting. `every_row` and `leaders` replace the policy's own where the rule's tiles are not those of the
-    geometry (paged calls)."""
+    """Ranks by sorting. `every_row` replaces the rule's own where its tiles are not the geometry's (paged calls)."""
     scores = tile_scores(q, k, policy, geometry, scale, every_row)
     width = policy.rule.limit(geometry.n_blocks)
     block = torch.arange(geometry.n_blocks, device=q.device)
     free = (block < geometry.visible.to(q.device)[..., None]) & ~geometry.forced_mask(policy.sinks).to(q.device)
     free = free[:, None].expand_as(scores)
-    if leaders is None:
-        leaders = policy.leaders(geometry)
-    if leaders is not None:
-        looked_at = _looked_at(scores, free, policy, geometry, leaders.to(q.device))
-        free = free & looked_at
+    if policy.candidates:
+        single = policy.every_row(geometry) if every_row is None else every_row
+        best = _mask(_best(scores, free, policy.n_candidates(geometry.n_blocks))[0], geometry.n_blocks)
+        free = free & (best if single is None else best | single.to(q.device)[:, None, :, None])
+        looked_at = free | geometry.forced_mask(policy.sinks).to(q.device)[:, None]
         looked_at = looked_at.repeat_interleave(q.shape[1] // scores.shape[1], 1)
-        scores = tile_scores(q, k, policy, geometry, scale, every_row, looked_at)
+        scores = tile_scores(q, k, policy.replace(pool=1), geometry, scale, looked_at=looked_at)
     order, by_score = _best(scores, free, width)
     return Ranked(
         order=order.to(torch.int32),
@@ -169,17 +167,10 @@ def _best(scores: Tensor, free: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return order.gather(-1, taken).masked_fill(out, sentinel), by_score.gather(-1, taken).masked_fill(out, -torch.inf)
 
 
-def _looked_at(scores: Tensor, free: Tensor, policy: Policy, geometry: Geometry, leaders: Tensor) -> Tensor:
-    """bool, shaped like the scores: the sinks, the leader's best blocks, and all from the leader's own blocks on."""
-    n_blocks, device = geometry.n_blocks, scores.device
-    best, _ = _best(scores, free, policy.n_candidates(n_blocks))
-    liked = torch.zeros_like(scores, dtype=torch.bool)
-    liked = torch.cat([liked, liked[..., :1]], -1).scatter_(-1, best, True)[..., :-1]  # the sentinel's column goes
-    liked = liked.gather(2, leaders[:, None, :, None].expand_as(liked))
-    block, own = torch.arange(n_blocks, device=device), geometry.first_own().to(device).gather(1, leaders)
-    always = (block < policy.sinks) | (block >= own[..., None])
-    everywhere = leaders == torch.arange(geometry.n_tiles, device=device)
-    return liked | (always | everywhere[..., None])[:, None]
+def _mask(listed: Tensor, n_blocks: int) -> Tensor:
+    """bool `[..., n_blocks]` from lists of blocks that may end in the sentinel."""
+    mask = torch.zeros(*listed.shape[:-1], n_blocks + 1, dtype=torch.bool, device=listed.device)
+    return mask.scatter_(-1, listed, True)[..., :n_blocks]
 
 
 def attend(

@@ -212,11 +212,6 @@ class Scorer(Component):
                 f"scorer {self.name!r} looks at single rows and keys, so its rows cannot be pooled: use pool=1, or a "
                 "scorer that judges rows by summaries alone, like mean, quest, box or outliers"
             )
-        if policy.anchor > 1 and type(self).scan is not Scorer.scan:
-            raise ValueError(
-                f"scorer {self.name!r} judges all blocks at once, so no tile can leave some out: use anchor=1, or a "
-                "scorer that judges each block by its summary, like mean, quest, box or outliers"
-            )
 
     def summarise(self, keys: Tensor, block: int) -> tuple[Tensor, ...]:
         """Summaries `[..., n_blocks, D]` of keys `[..., N, D]`, over real keys only."""

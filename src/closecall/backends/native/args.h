@@ -65,8 +65,7 @@ struct RankArgs {
   int64_t runs;         // what a whole tile is scored by: rows, or means and outlying rows
   const uint8_t* every_row;  // [B, T], contiguous: tiles whose rows are not pooled, or null: none
   int64_t heads;        // consecutive query heads that are ranked together, by the largest of their scores: 1, or those of a key head
-  const int64_t* leaders;  // [B, T], contiguous: the tile whose best blocks each tile looks at, itself where it looks at all; null: all do
-  int64_t candidates;   // how many of its best blocks a leader tells, at least `width`
+  int64_t candidates;   // how many of a pooled tile's best blocks are scored again by every row, at least `width`; 0: none
   double scale;
   int64_t threads, tier;
   Pages pages;          // with a table, `kept` is [pages, Hkv, blocks of a page], and blocks before the first row are there

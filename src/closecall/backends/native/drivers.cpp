@@ -5,8 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include "pool.h"
@@ -324,150 +322,96 @@ bool in_cells(const RankArgs& a, const Tile& tile) {
   return !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]);
 }
 
-// Multiply-adds of a tile for all heads, roughly, where it looks at so many blocks.
-double rank_work(const RankArgs& a, const Tile& tile, int64_t blocks) {
-  int64_t rows = in_cells(a, tile) ? (tile.rows + a.pool - 1) / a.pool + a.outlying : std::max<int64_t>(tile.rows, 16);
-  return (double)blocks * (double)(rows * a.shape.D * a.shape.H);
-}
-
-std::vector<Buffer<char>> rank_memory(const Kernels& kernels, const RankArgs& a, int64_t threads) {
-  int64_t bytes = std::max(kernels.rank_scratch(a), in_cells(a) ? kernels.cells_scratch(a) : 0);
-  std::vector<Buffer<char>> memory;
-  for (int64_t w = 0; w < threads; ++w) memory.push_back(buffer<char>(bytes));
-  return memory;
-}
-
 void rank_one(const Kernels& kernels, const RankArgs& a, const Cell& c, const char* summaries, char* memory) {
   kernels.rank(a, c.q, c.rows, c.forced, summaries, c.low, c.high, c.seen, c.want, c.order, c.scores, memory);
 }
 
-// Ranks all blocks that each of some tiles sees: tiles[which[i]], in ascending order. `cell(i, one)` says where the ranking
-// goes, `summaries(key head, tile)` where a sequence's begin.
-template <class Summaries, class CellAt>
-void rank_everywhere(const Kernels& kernels, const RankArgs& a, const std::vector<Tile>& tiles, const std::vector<int64_t>& which,
-                     Summaries summaries, CellAt cell) {
-  // A tile whose rows are scored one by one is an item for each who decides. Of the others, as many tiles of a sequence as the
-  // kernel ranks together are one for each key head and group of deciding heads.
+// A worker's room for cells whose best blocks are scored again.
+struct Again {
+  RankArgs wide, near;  // the first ranking goes as far as candidates do; the second is of every row, and of few blocks
+  Buffer<char> memory, copies;
+  Buffer<int32_t> order, blocks;
+  Buffer<float> scores;
+  Again(const Kernels& kernels, const RankArgs& a, const std::vector<Tile>& tiles) : wide(a), near(a) {
+    int64_t own = 0;
+    for (const Tile& tile : tiles) own = std::max(own, (tile.end() + a.tiles.block - 1) / a.tiles.block - tile.pos / a.tiles.block);
+    wide.width = a.candidates;
+    near.pool = 1, near.outlying = 0, near.tiles.n_blocks = a.sinks + a.candidates + own;
+    memory = buffer<char>(std::max(kernels.cells_scratch(wide), kernels.rank_scratch(near)));
+    copies = buffer<char>(near.tiles.n_blocks * kernels.summary_bytes(a));
+    blocks = buffer<int32_t>(near.tiles.n_blocks);
+    order = buffer<int32_t>(MOST_CELLS * a.candidates);
+    scores = buffer<float>(MOST_CELLS * a.candidates);
+  }
+};
+
+// Ranks cells by means, then the best blocks of each by every row: their summaries, and those of its forced blocks, are
+// copied into one piece, in ascending order, and ranked as if there were no others.
+void rank_again(const Kernels& kernels, const Cell* cells, int64_t n, const char* summaries, Again& room) {
+  int64_t listed = room.wide.width, bytes = kernels.summary_bytes(room.wide), all = room.wide.tiles.n_blocks;
+  Cell first[MOST_CELLS];
+  for (int64_t c = 0; c < n; ++c) {
+    first[c] = cells[c];
+    first[c].want = listed, first[c].order = room.order.get() + c * listed, first[c].scores = room.scores.get() + c * listed;
+  }
+  kernels.rank_cells(room.wide, first, n, summaries, room.memory.get());
+  for (int64_t c = 0; c < n; ++c) {
+    int32_t* blocks = room.blocks.get();
+    int64_t count = 0;
+    for (int64_t b = 0; b < cells[c].low; ++b) blocks[count++] = (int32_t)b;
+    for (int64_t i = 0; i < listed && first[c].order[i] < all; ++i) blocks[count++] = first[c].order[i];
+    std::sort(blocks + cells[c].low, blocks + count);
+    Cell cell = cells[c];
+    cell.high = count;
+    for (int64_t b = cells[c].high; b < cells[c].seen; ++b) blocks[count++] = (int32_t)b;
+    cell.seen = count;
+    for (int64_t b = 0; b < count; ++b) std::memcpy(room.copies.get() + b * bytes, summaries + blocks[b] * bytes, bytes);
+    rank_one(kernels, room.near, cell, room.copies.get(), room.memory.get());
+    for (int64_t i = 0; i < room.near.width; ++i) cell.order[i] = cell.order[i] < count ? blocks[cell.order[i]] : (int32_t)all;
+  }
+}
+
+// Ranks the blocks that each tile sees. `summaries(key head, tile)` says where those of its sequence begin.
+template <class Summaries>
+void rank_tiles(const Kernels& kernels, const RankArgs& a, const std::vector<Tile>& tiles, Summaries summaries) {
+  // A tile whose rows are scored one by one is an item for each who decides. Of the others, as many neighbouring tiles of a
+  // sequence as the kernel ranks together are one for each key head and group of deciding heads.
   struct Ranking { int64_t first, last, head, heads; bool many; };
   std::vector<Ranking> items;
   int64_t all = deciding(a), group = all / a.shape.Hkv;
   int64_t together = in_cells(a) ? kernels.cells_at_once(a) : 1, heads = std::min(group, together);
   double work = 0;
   // Later tiles see more blocks: they go first, so that no thread is left with a long one at the end.
-  for (int64_t last = (int64_t)which.size(), first; last > 0; last = first) {
-    const Tile& tile = tiles[which[last - 1]];
+  for (int64_t last = (int64_t)tiles.size(), first; last > 0; last = first) {
+    const Tile& tile = tiles[last - 1];
     first = last - 1;
     bool many = in_cells(a, tile);
-    while (many && first > 0 && (last - first + 1) * heads <= together) {
-      const Tile& before = tiles[which[first - 1]];
-      if (!in_cells(a, before) || before.sequence != tile.sequence) break;
+    while (many && first > 0 && (last - first + 1) * heads <= together && in_cells(a, tiles[first - 1]) &&
+           tiles[first - 1].sequence == tile.sequence)
       --first;
-    }
     for (int64_t h = 0; h < all; h += many ? std::min(heads, group - h % group) : 1)
       items.push_back({first, last, h, many ? std::min(heads, group - h % group) : 1, many});
-    work += (double)(last - first) * rank_work(a, tile, tile.end() / a.tiles.block);
+    int64_t rows = many ? (tile.rows + a.pool - 1) / a.pool + a.outlying : std::max<int64_t>(tile.rows, 16);
+    work += (double)(last - first) * (double)(tile.end() / a.tiles.block * rows + a.candidates * tile.rows) * (double)(a.shape.D * a.shape.H);
   }
   int64_t threads = useful_threads(a.threads, work);
-  std::vector<Buffer<char>> memory = rank_memory(kernels, a, threads);
+  int64_t bytes = std::max(kernels.rank_scratch(a), in_cells(a) ? kernels.cells_scratch(a) : 0);
+  std::vector<Buffer<char>> memory;
+  std::vector<Again> again;
+  for (int64_t w = 0; w < threads; ++w) {
+    memory.push_back(buffer<char>(bytes));
+    if (a.candidates) again.emplace_back(kernels, a, tiles);
+  }
   parallel_for((int64_t)items.size(), threads, [&](int64_t i, int64_t worker) {
     const Ranking& item = items[i];
-    const char* from = summaries(item.head / group, which[item.first]);
-    if (!item.many) return rank_one(kernels, a, cell(item.first, item.head), from, memory[worker].get());
+    const char* from = summaries(item.head / group, item.first);
+    if (!item.many) return rank_one(kernels, a, cell_of(a, tiles[item.first], item.head), from, memory[worker].get());
     Cell cells[MOST_CELLS];
     int64_t n = 0;
     for (int64_t t = item.first; t < item.last; ++t)
-      for (int64_t h = item.head; h < item.head + item.heads; ++h) cells[n++] = cell(t, h);
+      for (int64_t h = item.head; h < item.head + item.heads; ++h) cells[n++] = cell_of(a, tiles[t], h);
+    if (a.candidates) return rank_again(kernels, cells, n, from, again[worker]);
     kernels.rank_cells(a, cells, n, from, memory[worker].get());
-  });
-}
-
-template <class Summaries>
-void rank_all(const Kernels& kernels, const RankArgs& a, const std::vector<Tile>& tiles, Summaries summaries) {
-  std::vector<int64_t> which(tiles.size());
-  std::iota(which.begin(), which.end(), 0);
-  rank_everywhere(kernels, a, tiles, which, summaries, [&](int64_t i, int64_t one) { return cell_of(a, tiles[i], one); });
-}
-
-// Leaders look everywhere, and their best blocks are listed. Then the tiles that follow a leader look at those, at the sinks,
-// and at all from the leader's own blocks on: these summaries are copied into one piece, in ascending order, and ranked as if
-// there were no others.
-template <class Summaries>
-void rank_led(const Kernels& kernels, const RankArgs& a, const std::vector<Tile>& tiles, int64_t bytes, Summaries summaries) {
-  int64_t block = a.tiles.block, all = deciding(a), group = all / a.shape.Hkv, listed = a.candidates;
-  std::vector<int64_t> leading;  // tiles that look everywhere
-  struct Led { int64_t leader, first, last; };  // which of those, and the tiles [first, last) that follow it
-  std::vector<Led> runs;
-  std::vector<int64_t> place(tiles.size());  // of a leader among the leading
-  for (int64_t i = 0; i < (int64_t)tiles.size(); ++i) {
-    const Tile& tile = tiles[i];
-    int64_t leader = i - (tile.t - a.leaders[tile.b * a.tiles.count + tile.t]);
-    if (leader < 0 || leader >= i || tiles[leader].sequence != tile.sequence) {  // itself; or a table changed behind our back
-      place[i] = (int64_t)leading.size();
-      leading.push_back(i);
-    } else if (!runs.empty() && runs.back().leader == place[leader] && runs.back().last == i) {
-      runs.back().last = i + 1;
-    } else {
-      runs.push_back({place[leader], i, i + 1});
-    }
-  }
-  RankArgs wide = a;  // a leader's ranking goes as far as candidates do
-  wide.width = listed, wide.limits = nullptr;
-  Buffer<int32_t> order = buffer<int32_t>((int64_t)leading.size() * all * listed);
-  Buffer<float> scores = buffer<float>((int64_t)leading.size() * all * listed);
-  rank_everywhere(kernels, wide, tiles, leading, summaries, [&](int64_t i, int64_t one) {
-    Cell cell = cell_of(a, tiles[leading[i]], one);
-    cell.want = listed, cell.order = order.get() + (i * all + one) * listed, cell.scores = scores.get() + (i * all + one) * listed;
-    return cell;
-  });
-  for (int64_t i = 0; i < (int64_t)leading.size(); ++i)
-    for (int64_t one = 0; one < all; ++one) {
-      Cell cell = cell_of(a, tiles[leading[i]], one);
-      std::memcpy(cell.order, order.get() + (i * all + one) * listed, a.width * sizeof(int32_t));
-      std::memcpy(cell.scores, scores.get() + (i * all + one) * listed, a.width * sizeof(float));
-    }
-  // What a run of tiles looks at most: sinks, candidates, and what has come since.
-  int64_t longest = 0;
-  double work = 0;
-  for (const Led& run : runs) {
-    const Tile &leader = tiles[leading[run.leader]], &last = tiles[run.last - 1];
-    int64_t since = (last.end() + block - 1) / block - leader.pos / block;
-    longest = std::max(longest, a.sinks + listed + since);
-    work += (double)(run.last - run.first) * rank_work(a, last, a.sinks + listed + since);
-  }
-  if (runs.empty()) return;
-  RankArgs near = a;
-  near.tiles.n_blocks = longest;
-  int64_t together = in_cells(a) ? kernels.cells_at_once(a) : 1, threads = useful_threads(a.threads, work);
-  std::vector<Buffer<char>> memory = rank_memory(kernels, near, threads), copies;
-  std::vector<std::vector<int32_t>> looked(threads);
-  for (int64_t w = 0; w < threads; ++w) copies.push_back(buffer<char>(longest * bytes));
-  parallel_for((int64_t)runs.size() * all, threads, [&](int64_t i, int64_t worker) {
-    const Led& run = runs[i / all];
-    int64_t one = i % all, own = tiles[leading[run.leader]].pos / block;
-    const int32_t* best = order.get() + (run.leader * all + one) * listed;
-    std::vector<int32_t>& blocks = looked[worker];
-    blocks.clear();
-    for (int64_t b = 0; b < std::min(a.sinks, own); ++b) blocks.push_back((int32_t)b);
-    for (int64_t c = 0; c < listed && best[c] < a.tiles.n_blocks; ++c) blocks.push_back(best[c]);
-    std::sort(blocks.begin(), blocks.end());
-    int64_t before = (int64_t)blocks.size(), seen = (tiles[run.last - 1].end() + block - 1) / block;
-    for (int64_t b = own; b < seen; ++b) blocks.push_back((int32_t)b);
-    const char* from = summaries(one / group, run.first);
-    char* copy = copies[worker].get();
-    for (size_t b = 0; b < blocks.size(); ++b) std::memcpy(copy + b * bytes, from + blocks[b] * bytes, bytes);
-    Cell cells[MOST_CELLS];
-    int64_t n = 0;
-    for (int64_t t = run.first; t < run.last; ++t) {
-      Cell cell = cell_of(a, tiles[t], one);
-      cell.high += before - own, cell.seen += before - own, cell.low = std::min(a.sinks, cell.high);
-      if (in_cells(a, tiles[t])) cells[n++] = cell;
-      else rank_one(kernels, near, cell, copy, memory[worker].get());
-      if (n && (n == together || t + 1 == run.last)) kernels.rank_cells(near, cells, std::exchange(n, 0), copy, memory[worker].get());
-    }
-    for (int64_t t = run.first; t < run.last; ++t) {
-      int32_t* ranked = cell_of(a, tiles[t], one).order;
-      for (int64_t w = 0; w < a.width; ++w) ranked[w] = ranked[w] < longest ? blocks[ranked[w]] : (int32_t)a.tiles.n_blocks;
-    }
   });
 }
 
@@ -506,8 +450,7 @@ const char* run_rank(const RankArgs& a) {
   });
 
   auto first_summary = [&](int64_t head, int64_t tile) -> const char* { return summary(head, sequences[sequence_of[tile]], 0); };
-  if (a.leaders) rank_led(*kernels, a, tiles, bytes, first_summary);
-  else rank_all(*kernels, a, tiles, first_summary);
+  rank_tiles(*kernels, a, tiles, first_summary);
   return nullptr;
 }
 

@@ -7,8 +7,8 @@ to check them, many times slower than the `cpu` backend.
 Limits:
 
 * head and value dims up to 256; float32, bfloat16, float16;
-* scorers that have no planes (`Scorer.planes`), and policies with an anchor, are scored by the reference backend, which
-  does ask the device;
+* scorers that have no planes (`Scorer.planes`), and policies with candidates, are scored by the reference backend,
+  which does ask the device;
 * an infinite coordinate in a key makes its block's score NaN where the scorer makes boxes, so the block ranks last; an
   infinite value makes the rows that attend to it NaN;
 * under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
@@ -206,7 +206,7 @@ def has_kernel(policy: Policy) -> bool:
     """Whether kernels rank the blocks, and not the reference."""
     reduction = (policy.reduction.of, policy.reduction.mean)
     planes = None if policy.scorer is None else policy.scorer.planes
-    return planes is not None and reduction in _REDUCTIONS and policy.anchor == 1
+    return planes is not None and reduction in _REDUCTIONS and not policy.candidates
 
 
 def rank(
