@@ -2,8 +2,8 @@
 
 A capture (`closecall compare capture`) holds queries, keys and values of real prompts. A policy selects on them as it
 is, and then with scores made more cheaply: summaries and rows in fewer bits, keys and rows in fewer directions, or
-only blocks that a neighbouring tile, an earlier layer, or a few rows of the tile liked. All keep the same number of blocks, and attention itself
-is exact. Directions are fitted on the first prompt, which is not judged.
+only blocks that a neighbouring tile, an earlier layer, or a few rows of the tile liked. All keep the same number of
+blocks, and attention itself is exact. Directions are fitted on the first prompt, which is not judged.
 """
 
 from __future__ import annotations

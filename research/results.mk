@@ -34,7 +34,7 @@ DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would t
 QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --jobs 2 --store $R/qwen2.5-coder-1.5b.db
 TOP_P := last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max,factor=dense,give=0.3
 FINER  := block=32,tile=32,tile_factor=4
-KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(TOP_P),$(TOP_P),$(FINER),$(ORACLE)
+KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:pool=64,candidates=4,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(TOP_P),$(TOP_P),$(FINER),$(ORACLE)
 GEMMA  := $(BIN)/closecall eval --model gemma-3-270m --store $R/gemma-3-270m.db
 
 results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many hours; they go on from what research/results/stores has)

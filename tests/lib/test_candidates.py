@@ -7,6 +7,7 @@ that looks at some blocks chooses as it would if the prompt had no others.
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 import closecall
 from closecall import Policy, paged
 from closecall.paged import Pages
-from engines import ENGINES, Engine
+from engines import ENGINES, FLOATS, Engine
 
 ENOUGH = [e for e in ENGINES if e.backend in ("reference", "cpu")]  # the others rank as the reference does
 GRID = {"block": 8, "tile": 16, "budget": 5, "tile_factor": 1}
@@ -182,3 +183,30 @@ def test_what_a_policy_says() -> None:
 def test_refusals(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         closecall.policy(given.pop("preset"), **given)
+
+
+@pytest.mark.parametrize("engine", [e for e in ENOUGH if e.backend == "cpu"], ids=str)
+def test_native_keeps_what_the_reference_keeps(engine: Engine) -> None:
+    """Drawn calls of integers, so that scores are exact, some with NaN and infinities among rows and keys."""
+    for seed in range(60):
+        draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        heads, kv_heads = draw.choice([(4, 2), (6, 1), (2, 2), (5, 1)])
+        keys, dim, dtype = draw.randint(200, 900), draw.choice([16, 33, 64]), draw.choice(FLOATS)
+        rows = draw.randint(1, keys)
+        q, k = (
+            torch.randint(-3, 4, (1, h, n, dim), generator=generator).to(dtype)
+            for h, n in ((heads, rows), (kv_heads, keys))
+        )
+        if seed % 3 == 0:
+            q[0, 0, draw.randrange(rows)], k[0, 0, draw.randrange(keys)] = torch.nan, torch.nan
+        if seed % 5 == 0:
+            k[0, -1, draw.randrange(keys), 0] = torch.inf
+        tile = draw.choice([16, 32, 64])
+        policy = closecall.policy(
+            "topk", scorer=draw.choice(["mean", "quest", "box", "outliers"]), pool=draw.choice([4, 8, tile]),
+            outlying=draw.choice([0, 1, 3]), unpooled=draw.choice([0, 2]), candidates=draw.choice([1, 2, 4]),
+            block=draw.choice([8, 16]), tile=tile, budget=draw.choice([12, 14]), tile_factor=1,
+            sinks=draw.choice([0, 1, 2]), share=draw.choice(["head", "group"]),
+        )  # fmt: skip
+        found, expected = (e.select(q, k, policy).kept_mask() for e in (engine, Engine("reference")))
+        assert torch.equal(found, expected), (seed, policy)
