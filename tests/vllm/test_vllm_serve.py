@@ -29,13 +29,21 @@ def words(n: int, seed: int = 0) -> str:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     model, port = str(tiny.write(tmp_path_factory.mktemp("served"))), free_port()
-    with serving(model, {"policy": "auto", "budget": 2, "metrics_port": port}, *OPTIONS, environment=QUICK) as server:
-        yield server, openai.OpenAI(base_url=server.url, api_key="none", timeout=300), model, port
+    settings = {"policy": "auto", "budget": 2, "metrics_port": port}
+    with (
+        serving(model, settings, *OPTIONS, environment=QUICK) as server,
+        openai.OpenAI(base_url=server.url, api_key="none", timeout=300) as client,
+    ):
+        yield server, client, model, port
+
+
+def metrics_text(port: int) -> str:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode()
 
 
 def metrics(port: int) -> dict[str, float]:
-    text = urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10).read().decode()
-    lines = [line.split() for line in text.splitlines() if line.startswith("closecall_")]
+    lines = [line.split() for line in metrics_text(port).splitlines() if line.startswith("closecall_")]
     return {name: float(value) for name, value in lines}
 
 
@@ -72,7 +80,7 @@ def test_metrics(served):
 
 def running(server) -> float:
     """Requests that the engine works on or has waiting."""
-    text = urllib.request.urlopen(f"http://{HOST}:{server.port}/metrics", timeout=10).read().decode()
+    text = metrics_text(server.port)
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(names))
 
