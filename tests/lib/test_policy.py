@@ -395,7 +395,7 @@ def test_wrong_text_for_a_policy(text: str, message: str) -> None:
 
 def test_tuned_policies_that_ship_fit_the_models_they_are_named_after() -> None:
     shipped = sorted(path.stem for path in (Path(closecall.__file__).parent / "tuned").glob("*.json"))
-    assert "smollm2" in shipped
+    assert shipped == ["qwen2.5-coder-1.5b", "smollm2"]
     for name in shipped:
         entry, rule = catalogue.get(name), as_policy(f"tuned:{name}").rule
         assert isinstance(rule, LastTile)

@@ -147,6 +147,12 @@ def ranked_together(policy: Policy, q: Tensor, k: Tensor) -> int:
     return q.shape[1] // k.shape[1] if policy.share == "group" else 1
 
 
+def pooling_args(policy: Policy, geometry: Geometry, every_row: int, together: int) -> tuple[int, ...]:
+    """The fields of struct RankArgs that say by what tiles are scored, and who decides together."""
+    again = policy.n_candidates(geometry.n_blocks)
+    return (policy.pool, policy.outlying, policy.scored, every_row, together, again)
+
+
 def kept_args(selection: Selection | None, q: Tensor, k: Tensor) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """The selection's fields of struct AttendArgs, and the tensors that they point to."""
     if selection is None:
@@ -176,8 +182,7 @@ def rank(
     kinds = (native.summary, native.reduction, policy.sinks, width)
     every_row = policy.every_row(geometry)
     single = torch.empty(0, dtype=torch.uint8) if every_row is None else every_row.to(torch.uint8).contiguous()
-    again = policy.n_candidates(geometry.n_blocks)
-    pooling = (policy.pool, policy.outlying, policy.scored, single.data_ptr() if single.numel() else 0, together, again)
+    pooling = pooling_args(policy, geometry, single.data_ptr() if single.numel() else 0, together)
     chosen = _tier()
 
     def packed(masses: int, *kept: int) -> bytes:

@@ -36,13 +36,8 @@ def _rank_args(
     kinds = (native.summary, native.reduction, policy.sinks, width)
     inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._shape(q, k_pages, 0), *cpu._tiles(geometry), *kinds)
     kept = (0 if store is None else store.data_ptr(), 0, 0)
-    pooling: tuple[int, ...] = (
-        policy.pool,
-        policy.outlying,
-        policy.scored,
-        0 if every_row is None else every_row.data_ptr(),
-    )
-    pooling += (cpu.ranked_together(policy, q, k_pages), policy.n_candidates(geometry.n_blocks))
+    single, together = 0 if every_row is None else every_row.data_ptr(), cpu.ranked_together(policy, q, k_pages)
+    pooling = cpu.pooling_args(policy, geometry, single, together)
     numbers = (scale, torch.get_num_threads(), cpu._tier(), *_where(plan, k_pages))
     return cpu._pack((*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers))
 

@@ -315,10 +315,10 @@ Cell cell_of(const RankArgs& a, const Tile& tile, int64_t one) {
 }
 
 // Whether cells can be ranked many at a time: tiles of means, and small tiles, whose rows would leave most lanes empty.
-bool in_cells(const RankArgs& a) { return a.pool > 1 || a.runs <= FEW_RUNS; }
+bool cells_pay(const RankArgs& a) { return a.pool > 1 || a.runs <= FEW_RUNS; }
 
 bool in_cells(const RankArgs& a, const Tile& tile) {
-  if (a.pool == 1) return in_cells(a) && 2 * tile.rows > a.runs;  // the few rows of a decoding step are no tile of that size
+  if (a.pool == 1) return cells_pay(a) && 2 * tile.rows > a.runs;  // the few rows of a decoding step are no tile of that size
   return !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]);
 }
 
@@ -329,15 +329,15 @@ void rank_one(const Kernels& kernels, const RankArgs& a, const Cell& c, const ch
 // A worker's room for cells whose best blocks are scored again.
 struct Again {
   RankArgs wide, near;  // the first ranking goes as far as candidates do; the second is of every row, and of few blocks
-  Buffer<char> memory, copies;
+  Buffer<char> copies;
   Buffer<int32_t> order, blocks;
   Buffer<float> scores;
   Again(const Kernels& kernels, const RankArgs& a, const std::vector<Tile>& tiles) : wide(a), near(a) {
     int64_t own = 0;
     for (const Tile& tile : tiles) own = std::max(own, (tile.end() + a.tiles.block - 1) / a.tiles.block - tile.pos / a.tiles.block);
     wide.width = a.candidates;
-    near.pool = 1, near.outlying = 0, near.tiles.n_blocks = a.sinks + a.candidates + own;
-    memory = buffer<char>(std::max(kernels.cells_scratch(wide), kernels.rank_scratch(near)));
+    near.pool = 1, near.outlying = 0;
+    near.tiles.n_blocks = std::min(a.tiles.n_blocks, a.sinks + a.candidates + own);
     copies = buffer<char>(near.tiles.n_blocks * kernels.summary_bytes(a));
     blocks = buffer<int32_t>(near.tiles.n_blocks);
     order = buffer<int32_t>(MOST_CELLS * a.candidates);
@@ -347,14 +347,14 @@ struct Again {
 
 // Ranks cells by means, then the best blocks of each by every row: their summaries, and those of its forced blocks, are
 // copied into one piece, in ascending order, and ranked as if there were no others.
-void rank_again(const Kernels& kernels, const Cell* cells, int64_t n, const char* summaries, Again& room) {
+void rank_again(const Kernels& kernels, const Cell* cells, int64_t n, const char* summaries, Again& room, char* memory) {
   int64_t listed = room.wide.width, bytes = kernels.summary_bytes(room.wide), all = room.wide.tiles.n_blocks;
   Cell first[MOST_CELLS];
   for (int64_t c = 0; c < n; ++c) {
     first[c] = cells[c];
     first[c].want = listed, first[c].order = room.order.get() + c * listed, first[c].scores = room.scores.get() + c * listed;
   }
-  kernels.rank_cells(room.wide, first, n, summaries, room.memory.get());
+  kernels.rank_cells(room.wide, first, n, summaries, memory);
   for (int64_t c = 0; c < n; ++c) {
     int32_t* blocks = room.blocks.get();
     int64_t count = 0;
@@ -366,7 +366,7 @@ void rank_again(const Kernels& kernels, const Cell* cells, int64_t n, const char
     for (int64_t b = cells[c].high; b < cells[c].seen; ++b) blocks[count++] = (int32_t)b;
     cell.seen = count;
     for (int64_t b = 0; b < count; ++b) std::memcpy(room.copies.get() + b * bytes, summaries + blocks[b] * bytes, bytes);
-    rank_one(kernels, room.near, cell, room.copies.get(), room.memory.get());
+    rank_one(kernels, room.near, cell, room.copies.get(), memory);
     for (int64_t i = 0; i < room.near.width; ++i) cell.order[i] = cell.order[i] < count ? blocks[cell.order[i]] : (int32_t)all;
   }
 }
@@ -379,7 +379,7 @@ void rank_tiles(const Kernels& kernels, const RankArgs& a, const std::vector<Til
   struct Ranking { int64_t first, last, head, heads; bool many; };
   std::vector<Ranking> items;
   int64_t all = deciding(a), group = all / a.shape.Hkv;
-  int64_t together = in_cells(a) ? kernels.cells_at_once(a) : 1, heads = std::min(group, together);
+  int64_t together = cells_pay(a) ? kernels.cells_at_once(a) : 1, heads = std::min(group, together);
   double work = 0;
   // Later tiles see more blocks: they go first, so that no thread is left with a long one at the end.
   for (int64_t last = (int64_t)tiles.size(), first; last > 0; last = first) {
@@ -395,12 +395,13 @@ void rank_tiles(const Kernels& kernels, const RankArgs& a, const std::vector<Til
     work += (double)(last - first) * (double)(tile.end() / a.tiles.block * rows + a.candidates * tile.rows) * (double)(a.shape.D * a.shape.H);
   }
   int64_t threads = useful_threads(a.threads, work);
-  int64_t bytes = std::max(kernels.rank_scratch(a), in_cells(a) ? kernels.cells_scratch(a) : 0);
   std::vector<Buffer<char>> memory;
   std::vector<Again> again;
   for (int64_t w = 0; w < threads; ++w) {
-    memory.push_back(buffer<char>(bytes));
     if (a.candidates) again.emplace_back(kernels, a, tiles);
+    int64_t bytes = kernels.rank_scratch(a);  // of fewer blocks it is smaller
+    if (cells_pay(a)) bytes = std::max(bytes, kernels.cells_scratch(a.candidates ? again.back().wide : a));
+    memory.push_back(buffer<char>(bytes));
   }
   parallel_for((int64_t)items.size(), threads, [&](int64_t i, int64_t worker) {
     const Ranking& item = items[i];
@@ -410,7 +411,7 @@ void rank_tiles(const Kernels& kernels, const RankArgs& a, const std::vector<Til
     int64_t n = 0;
     for (int64_t t = item.first; t < item.last; ++t)
       for (int64_t h = item.head; h < item.head + item.heads; ++h) cells[n++] = cell_of(a, tiles[t], h);
-    if (a.candidates) return rank_again(kernels, cells, n, from, again[worker]);
+    if (a.candidates) return rank_again(kernels, cells, n, from, again[worker], memory[worker].get());
     kernels.rank_cells(a, cells, n, from, memory[worker].get());
   });
 }

@@ -153,9 +153,10 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
         narrow = full or (arch in ("sm_80", "sm_100", *SMALL) and wide > 192)  # more keys would need a stack
-        # In float32 three stages need a stack, of some sizes on these two.
-        deep = 2 if arch == "gfx942" else {"sm_80": 2, "sm_100": 4}.get(arch, 3) if full else 3
-        return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, deep)
+        stages = {"gfx942": 2}
+        if full:  # where three need a stack, at some sizes
+            stages |= {"sm_80": 2, "sm_100": 4}
+        return Launch(16, 16 if narrow else 64 if wide <= 64 else 32, 4, stages.get(arch, 3))
     if kernel == "packed" and not full and _packs(arch, wide):
         return Launch(128, _packed_keys(arch, wide), 8, 3)
     # Attention. A third stage is what gives keys and values a whole turn to arrive in.
