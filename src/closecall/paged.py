@@ -9,6 +9,7 @@ in Triton's kernels, but for what attends to everything: there a few rows are co
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from typing import Any, Literal, overload
 
@@ -136,7 +137,6 @@ def _resolved(backend: str, q: Tensor) -> str:
     """The name of the backend that runs for tensors like `q`, `[M, H, D]` or `[1, H, M, D]`."""
     if backend not in NAMES:
         raise unknown("paged backend", backend, NAMES)
-    q = q if q.ndim == 4 else _four(q)
     if backend == "auto":
         wanted = (name for name in backends.PREFERRED.get(q.device.type, ()) if name in MODULES)
         return next((name for name in wanted if backends.load(name).why_not(q) is None), "reference")
@@ -146,6 +146,7 @@ def _resolved(backend: str, q: Tensor) -> str:
     return backend
 
 
+@functools.cache
 def _load(name: str) -> Any:
     """The paged module of a backend: `has_kernel`, `rank`, `attend`, and `new_store` and `update` of summaries."""
     return importlib.import_module(f"{backends.__name__}.{MODULES[name]}")

@@ -97,7 +97,8 @@ def attend(
 ) -> None:  # fmt: skip
     """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
     kept, alive = cpu.kept_args(selection, q, k_pages)
-    views = (*(x for t in (q, k_pages, v_pages, out) for x in cpu._view(t)), lse.data_ptr(), q.shape[2])
+    inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._view(v_pages))
+    views = (*inputs, *cpu._view(out), lse.data_ptr(), q.shape[2])
     shape = cpu._shape(q, k_pages, v_pages.shape[3])
     numbers = (scale, float(softcap), torch.get_num_threads(), cpu._tier())
     packed = cpu._pack((*views, *shape, *cpu._tiles(geometry), *kept, *numbers, *_where(plan, k_pages)))

@@ -88,7 +88,7 @@ def why_not(q: Tensor) -> str | None:
             return problem
     if q.dtype not in launch.DTYPES:
         return f"no Triton kernel for {q.dtype}: use float32, bfloat16 or float16, or backend='reference'"
-    return _dim_problem("head", q.shape[3])
+    return _dim_problem("head", q.shape[-1])
 
 
 def _dim_problem(kind: str, dim: int) -> str | None:
