@@ -125,13 +125,13 @@ class LastTile(Rule):
 
     def decide(self, ranked: Ranked) -> Decision:
         inner = self.rule.decide(ranked)
-        told = ranked.sequence if ranked.asking is None else ranked.asking
-        if self._nobody_pays(told):
+        sequence = ranked.sequence if ranked.asking is None else ranked.asking
+        if self._nobody_pays(sequence):
             return inner
         if type(self.rule) is TopK and ranked.source is not None:
             moved, expanded = self._moved_by_plan(ranked.source, ranked.visible.device)
         else:
-            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, told)
+            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, sequence)
         counts = inner.counts + moved
         margin = torch.where(moved != 0, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
         return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)

@@ -102,26 +102,26 @@ def _settings(args: argparse.Namespace, place: str) -> Any:
     from . import draws, speed
 
     defaults = (CPU if place == "cpu" else CUDA) | (QUICK["cpu" if place == "cpu" else "cuda"] if args.quick else {})
-    given = {key: value if (value := getattr(args, key)) is not None else defaults[key] for key in CUDA}
+    chosen = {key: value if (value := getattr(args, key)) is not None else defaults[key] for key in CUDA}
     numbers = {
-        key: count(f"--{key.replace('_', '-')}")(given[key])
+        key: count(f"--{key.replace('_', '-')}")(chosen[key])
         for key in ("heads", "kv_heads", "dim", "intermediate", "budget")
     }
     if numbers["heads"] % numbers["kv_heads"]:
         raise ValueError(f"--heads {numbers['heads']} is not a multiple of --kv-heads {numbers['kv_heads']}")
-    if not given["seconds"] > 0:
-        raise ValueError(f"--seconds must be above 0, got {given['seconds']}")
+    if not chosen["seconds"] > 0:
+        raise ValueError(f"--seconds must be above 0, got {chosen['seconds']}")
     without_flex = tuple(name for name in speed.CONTENDERS if name != speed.FLEX)
     contenders = without_flex if args.quick and place == "cpu" else speed.CONTENDERS
     if args.contenders is not None:
         contenders = each("--contenders", args.contenders, one_of("--contenders", speed.CONTENDERS))
     return speed.Speed(
-        contexts=counts("--contexts", given["contexts"]),
-        dtype=one_of("--dtype", TYPES)(given["dtype"]),
+        contexts=counts("--contexts", chosen["contexts"]),
+        dtype=one_of("--dtype", TYPES)(chosen["dtype"]),
         contenders=contenders,
         repeats=count("--repeats")(args.repeats),
-        inputs=each("--inputs", given["inputs"], one_of("--inputs", draws.KINDS)),
-        seconds=given["seconds"],
+        inputs=each("--inputs", chosen["inputs"], one_of("--inputs", draws.KINDS)),
+        seconds=chosen["seconds"],
         **numbers,
     )
 
