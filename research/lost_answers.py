@@ -62,13 +62,13 @@ def likely(
     with closecall.attach(model, policy, layers=layers, min_context=0) as handle:
         handle.prompt_len = len(prompt.ids) + 200  # no tile of the context is the prompt's last
         cache = model(torch.tensor([prompt.ids]), logits_to_keep=1, use_cache=True).past_key_values
-    found = []
+    answers = []
     for question, answer in prompt.asks:
         ids = torch.tensor([[*question, *answer[:-1]]])
         logits = model(ids, past_key_values=fork(cache), logits_to_keep=len(answer)).logits[0].float().log_softmax(-1)
         right = torch.tensor(answer)
-        found.append((float(logits.gather(1, right[:, None]).sum()), bool((logits.argmax(-1) == right).all())))
-    return found
+        answers.append((float(logits.gather(1, right[:, None]).sum()), bool((logits.argmax(-1) == right).all())))
+    return answers
 
 
 def answers(loaded: LoadedModel, context: int) -> None:

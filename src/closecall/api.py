@@ -59,7 +59,7 @@ def check_summaries(summaries: Summaries | None, key_padding: Tensor | None, cu_
 
 @contextlib.contextmanager
 def _memory_for(policy: Policy, geometry: Geometry, heads: int) -> Iterator[None]:
-    """Says what a selection needs, and how it would need less, where memory does not suffice for it."""
+    """If memory runs out, raises an error that says how much a selection needs and how to need less."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors of any kind
@@ -121,8 +121,8 @@ class PlannedCall:
             if geometry.asking is not None:
                 device = self.q.device
                 asking = placed(geometry, device, "asking", lambda: geometry.told.to(device))
-            told = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
-            decision = policy.rule.decide(told)
+            complete = dataclasses.replace(ranked, all_heads=self.all_heads, source=source, asking=asking)
+            decision = policy.rule.decide(complete)
             width = policy.rule.limit(geometry.n_blocks)
             kv_idx = self.backend.gather_kept(ranked, decision.counts, geometry, policy.sinks, width)
             return Selection.of_groups(kv_idx, decision, geometry, self.q.shape[1])
@@ -171,19 +171,19 @@ def select(
 
     `q [B, H, M, D]`, `k [B, Hkv, N, D]`, M <= N; query row i sits at key position N - M + i. `key_padding` is bool
     `[B, N]` with True for real keys (padding on the left or right); `cu_seqlens` packs whole sequences into one row.
-    With `summaries`, blocks that were complete at the last call with them are not read again (see `Summaries` for what
-    then must hold of `k`).
+    With `summaries`, blocks that were complete at the last call are not read again; `Summaries` says what `k` must then
+    hold.
 
-    `all_heads` is for tensor parallelism, where q holds this rank's heads only and rules must see the whole layer's. It
-    is called with a tensor `[B, H, ...]` of this rank's numbers, and returns those of all ranks, `[B, all heads, ...]`
-    in one order everywhere, and the slice of heads that are this rank's own.
+    `all_heads` is for tensor parallelism, where q holds only this rank's heads and rules must see the whole layer's. It
+    is called with a tensor `[B, H, ...]` of this rank's numbers. It returns those of all ranks, `[B, all heads, ...]`,
+    in the same order on every rank, and the slice of heads that are this rank's own.
 
-    `prompt_len` is for prompts that come in chunks: how many keys the prompt has in the end, N and those that later
-    calls will bring (any large number while nobody knows). Rules that protect the last tiles, as `auto` does, then
-    protect those of the prompt and not of every chunk. Without it, each call counts as a prompt's end.
+    `prompt_len` is for prompts that come in chunks: how many keys the whole prompt will have (any large number while
+    that is unknown). Rules that protect the last tiles, as `auto` does, then protect those of the prompt and not of
+    every chunk. Without it, each call counts as the end of a prompt.
 
-    A block whose score is NaN (a NaN in its keys) ranks behind every number; a NaN in a query row leaves the other rows
-    of its tile to decide.
+    A block whose score is NaN (a NaN in its keys) ranks behind every number. If a query row is NaN, the other rows of
+    its tile decide.
     """
     if torch.compiler.is_compiling():
         return _untraced_select(
@@ -296,7 +296,7 @@ def attention(
     all_heads: AllHeads | None = None,
     prompt_len: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`select` and `attend` in one call, without a selection where the policy keeps every visible block anyway.
+    """`select` and `attend` in one call. Where the policy keeps every visible block anyway, nothing is selected.
 
     Arguments are those of the two. Under `torch.compile` the call is one opaque node of the graph; with `summaries` or
     `all_heads`, which no graph can hold, it breaks the graph, as `select` and `attend` do.

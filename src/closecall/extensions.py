@@ -30,11 +30,11 @@ def explain(
 
     `model` is a Hugging Face model, or what `closecall.load` returns, which has its tokenizer with it. `inputs` is one
     prompt: a text, token ids, or what a tokenizer returns. The result has `save(path)`, which writes one page that
-    needs no other file, and is shown by notebooks; `print` of it gives the sentences at the top.
+    needs no other file. Notebooks show it; `print` gives the sentences at its top.
 
-    Options: `tokenizer` (for texts, with a bare model), `question` and `answer` (texts: who asks, and where what should
-    come out stands), `layers` (which to show), `truth=False` (leaves true masses out, which take dense attention),
-    `new_tokens=32` (of the answer), `say` (called with a line now and then).
+    Options: `tokenizer` (for texts, with a bare model), `question` and `answer` (texts in the prompt: what is asked,
+    and the expected answer), `layers` (which to show), `truth=False` (leaves true masses out, which need dense
+    attention), `new_tokens=32` (most tokens of the answer), `say` (called with a line of progress now and then).
 
     >>> closecall.explain(model, "A long text", "auto", tokenizer=tokenizer).save("page.html")  # doctest: +SKIP
     """

@@ -2,8 +2,8 @@
 
 What `closecall.attention` is to tensors, `paged.attention` is to an engine's cache: any mix of whole prompts, chunks of
 prompts and decoding steps in one call, keys and values read where they lie, in any strides. On CPU the result equals
-the contiguous operator's bit for bit, and does not depend on how prompts were cut (see `closecall.chunks`). So it does
-in Triton's kernels, but for what attends to everything: there a few rows are computed otherwise than many.
+the contiguous operator's bit for bit, and does not depend on how prompts were cut (see `closecall.chunks`). The same
+holds for Triton's kernels, except for rows that attend to everything: there few rows run another kernel than many.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NAMES = ("auto", *MODULES)
 class PageSummaries:
     """The block summaries of one layer's pages. Made once; every call with it keeps it up to date.
 
-    The contract: every step that writes keys into the pages comes by here once, by `select`, `attention` or `update`,
-    with the same policy. The summary of a block is written when a row completes it, so pages that are freed and used
-    again need no care: their blocks are complete only after they were written anew.
+    The contract: every step that writes keys into the pages passes these summaries once to `select`, `attention` or
+    `update`, with the same policy. The summary of a block is written when a row completes it. So pages that are freed
+    and used again need no care: their blocks are complete only after they were written again.
 
-    They are of one backend, the one that `backend` means where they are first used: calls on another leave them
-    unread, and up to date.
+    Summaries belong to one backend, the one that `backend` means at their first use. Calls on another backend do not
+    read them, but keep them up to date.
     """
 
     def __init__(self, policy: Policy, backend: str = "auto") -> None:
@@ -70,7 +70,7 @@ class PageSummaries:
         return self._store
 
     def reserve(self, k_pages: Tensor, heads: int) -> None:
-        """Takes the memory for all pages now, for `heads` query heads, and not at the first step."""
+        """Takes the memory for all pages and `heads` query heads now, not at the first step."""
         one = Pages(torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1]), torch.tensor([1]))
         plan = one.plan(k_pages.shape[2], self.policy.block, self.policy.tile)
         q = k_pages.new_empty(1, heads, 1, k_pages.shape[3])
@@ -79,7 +79,7 @@ class PageSummaries:
             self.store(q, k_pages, plan.chosen, plan)
 
     def update(self, q: Tensor, k_pages: Tensor, pages: Pages) -> None:
-        """The step's keys are in the pages: for steps that select nothing. `q [M, H, D]` only says how many heads."""
+        """For steps that select nothing: summarises the step's keys. `q [M, H, D]` only says how many heads."""
         plan = pages.plan(k_pages.shape[2], self.policy.block, self.policy.tile)
         for geometry in (plan.chosen, plan.dense):
             self._complete(_four(q), k_pages, geometry, plan)
@@ -229,7 +229,7 @@ def select(
     """Which blocks the prompt tiles of a step keep; None where the step has none.
 
     `q [M, H, D]`, the rows of all sequences; `k_pages [P, Hkv, page, D]` with any strides, this step's keys written
-    already. Rows behind a prompt's end, and prompts shorter than `pages.min_context`, are not in the selection:
+    already. Rows after a prompt's end, and prompts shorter than `pages.min_context`, are not in the selection:
     `attend` lets them see everything. With prompt lengths in `pages` the policy must be chunk-proof. `all_heads` brings
     in the margins of heads on other tensor-parallel ranks.
     """

@@ -61,17 +61,17 @@ class Policy:
     pool: rows per mean. Runs of `pool` rows of a tile are averaged, and the means are scored instead of the rows: at
     1 M tokens scoring every row would cost as much as attending to the blocks it finds. 1 scores every row.
 
-    outlying: how many rows of a tile, those most distant from the mean of all its rows, are scored beside the means, as
-    the scorer `outliers` does with keys: rows that look for one thing each would drown in a mean.
+    outlying: how many rows of a tile are scored in addition to the means: those most distant from the mean of all its
+    rows, as the scorer `outliers` does with keys. A row that looks for one thing would drown in a mean.
 
-    unpooled: how many last tiles of a prompt have every row scored all the same, beside those that the rule protects.
+    unpooled: in how many last tiles of a prompt every row is scored, in addition to the tiles that the rule protects.
     Their cost grows with the prompt as attention's does, so long prompts can afford them.
 
-    candidates: so many times the tile budget of a tile's best blocks, by the means and outlying rows, are scored again
-    by every row, and no others are kept. 0: the means and outlying rows decide. Without a pool all three are 0.
+    candidates: the best `candidates * tile budget` blocks of a tile, by means and outlying rows, are scored again by
+    every row, and no others are kept. 0: the means and outlying rows decide. Without a pool all three are 0.
 
-    share: who decides together. `"head"`: every query head keeps its own blocks. `"group"`: the query heads that read
-    one KV head keep the same blocks, those that any of them wants most; kernels then load keys and values once for all.
+    share: which heads decide together. `"head"`: every query head keeps its own blocks. `"group"`: the query heads that
+    read one KV head keep the same blocks, those that any of them wants most, so kernels load keys and values once.
     """
 
     scorer: Scorer | None
@@ -169,7 +169,7 @@ class Policy:
         return last if protected is None else last | protected
 
     def n_candidates(self, n_blocks: int) -> int:
-        """How many of a tile's blocks are scored again, at most: never fewer than it may keep; 0 where none are."""
+        """The most blocks of a tile that are scored again, at least as many as it may keep; 0 without candidates."""
         if not self.candidates:
             return 0
         assert self.rule.tile_budget is not None
@@ -213,9 +213,9 @@ class Policy:
         return cls(scorer=SCORERS.from_dict(scorer) if scorer else None, rule=RULES.from_dict(rule), **data)
 
     def save(self, path: str | os.PathLike[str], *, measured: Mapping[str, Any] | None = None) -> None:
-        """Writes a file that `load`, `attach` and the command line read. It is there whole, or not at all.
+        """Writes a file that `load`, `attach` and the command line read. The file is written whole or not at all.
 
-        `measured`, anything that JSON can hold, stands in the file for people; reading it leaves it out.
+        `measured` is anything that JSON can hold. It is in the file for people to read; `load` ignores it.
         """
         target = Path(path)
         if not target.parent.is_dir():
@@ -357,7 +357,7 @@ def _check_used(name: str, overrides: Iterable[str], scorer: Scorer | None, rule
 
 
 def accepted(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Keeps the overrides that have an effect on the policy, for sweeps of one set over several policies.
+    """The overrides that have an effect on this policy: for a sweep of one set over several policies.
 
     >>> accepted("dense", {"budget": 8, "block": 32})
     {'block': 32}
@@ -371,12 +371,15 @@ def policy(name: str, **overrides: Any) -> Policy:
     """Makes a policy from a preset and overrides, or from text that holds both, as `parse` reads it.
 
     Presets: `dense`, `topk`, `quest`, `router`, `router-on-quest`, and `auto`, our own best; any other composition is
-    called `RULE-on-SCORER`, such as `topk-on-box`.
-    Overrides are the policy's own fields (`block=64, tile=64, sinks=1, aggregate="max", pool=1, outlying=0, unpooled=0,
-    share="head"`), another `scorer=`, and the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of
-    top-k and all that is built on it, `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`,
-    `c=` of the scorer `box`. One that the policy has no use for is an error; a sweep of one set over several policies
-    passes on what `accepted` leaves.
+    called `RULE-on-SCORER`, such as `topk-on-box`. Overrides, with their defaults, are
+
+    - the policy's own fields: `block=64, tile=64, sinks=1, aggregate="max", pool=1, outlying=0, unpooled=0,
+      candidates=0, share="head"`, and `scorer=` for another scorer;
+    - the parameters of its rule, trigger and scorer: `budget=33, tile_factor=2` of top-k and all that is built on it,
+      `q=0.4, rho=2, trigger="quantile"` of routers, `seed=` of `trigger="random"`, `c=` of the scorer `box`.
+
+    An override without effect on the policy is an error. To sweep one set over several policies, filter it with
+    `accepted`.
 
     >>> print(policy("router-on-quest", budget=33).rule.tile_budget)
     66

@@ -1,6 +1,6 @@
 """Block summaries that are kept from call to call, for keys that only grow: decoding, and prefill in chunks.
 
-Of a complete block the summary never changes as keys are appended, so it need not be made again.
+The summary of a complete block never changes as keys are appended, so it is made only once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Summaries:
 
     The contract: `k` holds the keys of the call before, unchanged, and then new ones. Blocks that were complete then
     are not read again; what is selected is the same, bit for bit. After keys were dropped (rejected guesses, another
-    continuation of a shared prefix) say `crop(n_keys)` with how many are still there, for other keys `reset()`. Other
-    shapes, types, block sizes, scorers or instruction sets than at the last call are noticed and start over.
+    continuation of a shared prefix) call `crop(n_keys)` with how many are left; before other keys, call `reset()`. A
+    change of shape, type, block size, scorer or instruction set is noticed, and summaries start over.
 
     The `cpu` backend keeps the summaries of the scorers it has kernels for. Elsewhere nothing is kept, every call reads
     all keys, and `reused` stays 0.

@@ -114,14 +114,14 @@ def has_native() -> bool:
 
 
 def available() -> list[Engine]:
-    found = [Engine("reference")]
+    engines = [Engine("reference")]
     if has_native():
-        found += [Engine("cpu", tier) for tier in importlib.import_module("closecall.backends.cpu").tiers()]
+        engines += [Engine("cpu", tier) for tier in importlib.import_module("closecall.backends.cpu").tiers()]
     if importlib.util.find_spec("closecall.backends.flex") is not None:
-        found.append(Engine("flex"))
+        engines.append(Engine("flex"))
     if importlib.util.find_spec("triton") is not None and not SANITIZED:
-        found.append(Engine("triton"))
-    return found
+        engines.append(Engine("triton"))
+    return engines
 
 
 ENGINES = available()

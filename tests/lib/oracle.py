@@ -64,20 +64,20 @@ def tiles(batch, q_len, k_len, block, tile, key_padding=None, cu_seqlens=None) -
     if cu_seqlens is not None:
         for s, (start, stop) in enumerate(zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False)):
             owner[0, start:stop] = s
-    found = []
+    listed = []
     for b in range(batch):
         number = 0
         for s in dict.fromkeys(owner[b].tolist()):
             if s < 0:
                 continue
-            mine = np.flatnonzero(owner[b] == s)
-            rows = [int(j) - (k_len - q_len) for j in mine if j >= k_len - q_len]
+            keys = np.flatnonzero(owner[b] == s)
+            rows = [int(j) - (k_len - q_len) for j in keys if j >= k_len - q_len]
             for at in range(0, len(rows), tile):
                 part = rows[at : at + tile]
-                positions = [r + (k_len - q_len) - int(mine[0]) for r in part]
-                found.append(Tile(b, number, s, part, positions, int(mine[0]), len(mine), block))
+                positions = [r + (k_len - q_len) - int(keys[0]) for r in part]
+                listed.append(Tile(b, number, s, part, positions, int(keys[0]), len(keys), block))
                 number += 1
-    return found
+    return listed
 
 
 # --- Selection -------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def block_scores(q, k, tile: Tile, head: int, scorer, aggregate: str, scale: flo
     group = q.shape[1] // k.shape[1]
     rows = q[tile.batch, head, tile.rows]
     dim, n_rows = rows.shape[1], rows.shape[0]
-    found = {}
+    scores = {}
     for b in sorted(set(tile.visible) - tile.forced(sinks)):
         keys = k[tile.batch, head // group, tile.keys(b)]
         if scorer == "mean":
@@ -102,10 +102,10 @@ def block_scores(q, k, tile: Tile, head: int, scorer, aggregate: str, scale: flo
         else:
             per_row, size, operations = scorer(rows, keys)
         if aggregate == "max":
-            found[b] = scale * per_row.max(), 1.01 * u * operations * scale * size.max()
+            scores[b] = scale * per_row.max(), 1.01 * u * operations * scale * size.max()
         else:
-            found[b] = scale * per_row.mean(), 1.01 * u * (operations + n_rows) * scale * size.mean()
-    return found
+            scores[b] = scale * per_row.mean(), 1.01 * u * (operations + n_rows) * scale * size.mean()
+    return scores
 
 
 def shared_scores(of_heads: list[dict[int, tuple[float, float]]]) -> dict[int, tuple[float, float]]:

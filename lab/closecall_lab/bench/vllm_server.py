@@ -26,7 +26,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_V
 
 
 def model_directory(name: str) -> str:
-    """Of a model that `closecall get` knows, fetched where it is missing; anything else is for vLLM to find."""
+    """The directory of a model that `closecall get` knows, fetched if missing; any other name is left to vLLM."""
     return str(get(name)) if name.lower() in catalogue.sources() else name
 
 

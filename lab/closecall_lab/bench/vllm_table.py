@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def attention_seconds(llm: Any) -> float:
-    """So far, of the slowest worker."""
+    """Seconds in attention so far, of the slowest worker."""
     return max(float(s["seconds"] + s["vllm_seconds"]) for s in llm.collective_rpc("closecall_stats"))
 
 

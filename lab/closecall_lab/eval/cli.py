@@ -13,20 +13,23 @@ from ..spine.progress import say
 
 ABOUT = """\
 Runs every policy at every budget on the same examples of every task, context and model, and keeps what was
-measured in one file. Stop it as you like: the same command goes on from there, and a larger one adds to it.
-Then it prints, for each task and context, accuracy and paired recall with intervals, the effective budget as
-measured, tests between policies, and where a router's lift comes from.
+measured in one file. Stop it at any time: the same command continues, and a larger one adds to it. Then it
+prints, for each task and context, accuracy and paired recall with intervals, the effective budget as measured,
+tests between policies, and where a router's lift comes from.
 
-Policies are dense, topk, quest, router, router-on-quest, auto; with overrides, router:q=0.3,rho=2; a router has
-controls: router/random and router/last (other tiles are triggered), router/matched (uniform top-k that keeps,
-on each example, as many blocks as the router did). RULE-on-SCORER names any other; file:PATH is a saved policy,
-as `closecall calibrate --out` leaves it.
+Policies:
+  dense, topk, quest, router, router-on-quest, auto      presets
+  RULE-on-SCORER                                         any other combination
+  router:q=0.3,rho=2                                     with overrides
+  file:PATH, tuned:NAME                                  saved by `closecall calibrate` or `tune`; tuned by us
+  router/random, router/last, router/matched             a router's controls: random or the last tiles are expanded;
+                                                         uniform top-k with as many blocks as the router kept
 """
 EXAMPLES = """\
 examples:
   closecall eval --model probe --tasks probe-needle --contexts 8k --budgets 8 --n 50 --controls --store out/eval.db
   closecall eval --model smollm2 --tasks niah-single,niah-multikey:keys=3 --contexts 4k,8k --budgets 8 --n 50
-  closecall eval --model qwen2.5-coder-1.5b --tasks code-caller,niah-multikey:keys=16,questions=8,haystack=manuals \
+  closecall eval --model qwen2.5-coder-1.5b --tasks code-caller,niah-multikey:keys=16,questions=8,haystack=manuals \\
       --contexts 8k --budgets 8 --n 12      each context is read once and asked 8 questions
   closecall eval --model qwen2.5-coder-1.5b --tasks text:kind=code,text:kind=licences --contexts 8k --budgets 8 --n 5
                                             KL to dense, change in loss, agreement, on real text
@@ -37,13 +40,15 @@ examples:
 
 def options(parser: Parser) -> None:
     shared(parser, "models", "tasks", "contexts")
-    parser.add_argument("--policies", metavar="NAME,...", default="", help="(dense, the paper's four and auto)")
-    parser.add_argument("--controls", action="store_true", help="every router's three controls too")
+    parser.add_argument(
+        "--policies", metavar="NAME,...", default="", help="what to run (dense, the paper's four and auto)"
+    )
+    parser.add_argument("--controls", action="store_true", help="also run every router's three controls")
     shared(parser, "budgets", "n", "seed", "dtype", "store", "jobs", store_help="where results live")
     parser.add_argument("--executor", metavar="NAME", default="local", help="local or ray (%(default)s)")
-    parser.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster (one on this machine)")
+    parser.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster (one on this machine)")
     parser.add_argument(
-        "--export", metavar="FILE", type=Path, action="append", default=[], help="also as .json, .csv or .parquet"
+        "--export", metavar="FILE", type=Path, action="append", default=[], help="also write .json, .csv or .parquet"
     )
 
 

@@ -32,7 +32,7 @@ class Kind(Protocol):
 
     @property
     def own_lengths(self) -> bool:
-        """Whether its examples are as long as they are, so that contexts do not apply."""
+        """Whether its examples have lengths of their own, so that contexts do not apply."""
 
     def check(self) -> None:
         """Raises an error, before a model is loaded, if the task cannot be had."""

@@ -37,9 +37,10 @@ SAVED = "saved"  # where its name says which one it was
 class Spec:
     """A policy as it is asked for, `router-on-quest/matched:q=0.3`: preset, control, overrides. Budgets come later.
 
-    One from a file, `file:PATH`, goes by its composition, what top-k on its scorer would need to know, the file's name
-    and a digest of its content: `router-on-quest:saved=policy-1a2b3c4d`. So results keep their name wherever the file
-    goes, and another content has another name. Read back from a store it is that name alone, and makes no policy.
+    A policy from a file, `file:PATH`, is named by its composition, any unusual options of its scorer and grid, the
+    file's name and a digest of its content: `router-on-quest:saved=policy-1a2b3c4d`. So results keep their name
+    wherever the file goes, and other content has another name. Read back from a store, there is only the name: it makes
+    no policy.
     """
 
     preset: str

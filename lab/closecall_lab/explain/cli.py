@@ -40,17 +40,19 @@ TASK = "instead of --prompt: the first example of this task"
 
 def options(parser: Parser) -> None:
     shared(parser, "model", "task", "context", "seed", task_help=TASK, context_help="of --task", seed_help="of --task")
-    parser.add_argument("--prompt", metavar="FILE", type=Path, help="a text; - reads what comes in")
-    parser.add_argument("--question", metavar="TEXT", default="", help="asked behind the prompt, unless it is in it")
-    parser.add_argument("--answer", metavar="TEXT", default="", help="what should come out: its blocks are followed")
+    parser.add_argument("--prompt", metavar="FILE", type=Path, help="a text file; - reads standard input")
+    parser.add_argument(
+        "--question", metavar="TEXT", default="", help="added after the prompt, unless the prompt holds it"
+    )
+    parser.add_argument("--answer", metavar="TEXT", default="", help="the expected answer: the page marks its blocks")
     parser.add_argument(
         "--policy", "--policies", metavar="P[,P2]", default="auto",
         help="one, or two side by side: auto:budget=8, topk, a saved policy's file (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--layers", metavar="N,...", default="", help="which the page shows: 0-7,12 (all)")
-    parser.add_argument("--tokens", metavar="N", type=int, default=32, help="of the answer, at most (%(default)s)")
+    parser.add_argument("--layers", metavar="N,...", default="", help="layers to show: 0-7,12 (all)")
+    parser.add_argument("--tokens", metavar="N", type=int, default=32, help="most tokens of the answer (%(default)s)")
     parser.add_argument(
-        "--no-truth", action="store_true", help="leave true masses out: they take dense attention, slow on long prompts"
+        "--no-truth", action="store_true", help="leave true masses out: they need dense attention, slow on long prompts"
     )
     parser.add_argument("--dtype", metavar="TYPE", help="fp32, bf16 or fp16 (the type the weights were saved in)")
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("out/explain.html"), help="(%(default)s)")

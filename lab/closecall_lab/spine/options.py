@@ -19,18 +19,24 @@ MODEL = "probe, probe:qwen3, probe:qwen3:SEED, smollm2, one of `closecall models
 SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "model": (("--model",), {"metavar": "NAME", "default": "", "help": MODEL}),
     "models": (("--model", "--models"), {"metavar": "NAME,...", "default": "", "help": MODEL}),
-    "task": (("--task",), {"metavar": "NAME", "default": "", "help": "with options: niah-multikey:keys=4"}),
+    "task": (("--task",), {"metavar": "NAME", "default": "", "help": "a task, with options: niah-multikey:keys=4"}),
     "tasks": (
         ("--tasks", "--task"),
         {
             "metavar": "NAME,...",
             "default": "",
-            "help": "with options: niah-multikey:keys=4; lm-eval:NAME for one of the installed lm-eval's",
+            "help": "tasks, with options: niah-multikey:keys=4; lm-eval:NAME for one of the installed lm-eval's",
         },
     ),
-    "context": (("--context",), {"metavar": "N", "default": "8k", "help": "k for 1024"}),
-    "contexts": (("--contexts", "--context"), {"metavar": "N,...", "default": "8k", "help": "k for 1024"}),
-    "budget": (("--budget",), {"metavar": "K", "default": "33", "help": "in blocks; tiles keep tile_factor as many"}),
+    "context": (("--context",), {"metavar": "N", "default": "8k", "help": "prompt length in tokens, k for 1024"}),
+    "contexts": (
+        ("--contexts", "--context"),
+        {"metavar": "N,...", "default": "8k", "help": "prompt lengths in tokens, k for 1024"},
+    ),
+    "budget": (
+        ("--budget",),
+        {"metavar": "K", "default": "33", "help": "in blocks; tiles keep tile_factor times as many"},
+    ),
     "budgets": (
         ("--budgets", "--budget"),
         {
@@ -40,9 +46,12 @@ SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "n": (("--n",), {"metavar": "N", "default": "50", "help": "examples of each task and context"}),
-    "seed": (("--seed",), {"metavar": "S", "type": int, "default": 0, "help": "of the examples"}),
+    "seed": (("--seed",), {"metavar": "S", "type": int, "default": 0, "help": "seed of the examples"}),
     "dtype": (("--dtype",), {"metavar": "TYPE", "help": "fp32, bf16 or fp16 (the type the weights were saved in)"}),
-    "store": (("--store",), {"metavar": "FILE", "type": Path, "default": Path("out/eval.db"), "help": "of results"}),
+    "store": (
+        ("--store",),
+        {"metavar": "FILE", "type": Path, "default": Path("out/eval.db"), "help": "store of results"},
+    ),
     "jobs": (("--jobs",), {"metavar": "N", "default": "1", "help": "workers, each with a model of its own"}),
     "out": (("--out",), {"metavar": "DIR", "type": Path, "help": "where to write"}),
 }

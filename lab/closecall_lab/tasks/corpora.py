@@ -4,9 +4,9 @@ Which files, exactly (`Corpus.files` lists them, `Corpus.sha256` is a hash of al
 
 code        the modules `*.py` at the top of Python's standard library, as they are
 manuals     the language reference that `help()` prints: `pydoc_data/topics.py`, topic by topic
-docstrings  every docstring of more than 200 characters in those modules and in the packages of the standard library
+docstrings  every docstring of 200 characters or more in those modules and in the packages of the standard library
 licences    the files of /usr/share/common-licenses that are no links, which Debian's base-files installs
-json        a record for every named character of Python's `unicodedata`, as JSON lines
+json        a record for every named character of Python's `unicodedata` but ideographs and Hangul, as JSON lines
 
 Another release of Python has other text: results say which one, by the hash.
 """

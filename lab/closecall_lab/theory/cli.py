@@ -37,9 +37,15 @@ examples:
 
 
 def _model_and_task(parser: argparse.ArgumentParser, **changes: str) -> None:
-    shared(parser, "model", "task", "seed", "dtype", "budget", seed_help="of the prompts", **changes)
+    shared(parser, "model", "task", "seed", "dtype", "budget", seed_help="seed of the prompts", **changes)
     parser.add_argument("--q", metavar="Q", type=float, default=0.4, help="share of tiles to expand (%(default)s)")
-    parser.add_argument("--rho", metavar="R", type=float, default=2, help="budget of an expanded tile (%(default)s)")
+    parser.add_argument(
+        "--rho",
+        metavar="R",
+        type=float,
+        default=2,
+        help="budget of an expanded tile, over the tile budget (%(default)s)",
+    )
 
 
 def diagnose_options(parser: Parser) -> None:
@@ -50,7 +56,7 @@ def diagnose_options(parser: Parser) -> None:
         "--tile-factor", metavar="F", type=float, default=2, help="tile budget over budget (%(default)s)"
     )
     parser.add_argument(
-        "--prefill", metavar="HOW", default="dense", help="dense, or policy: each router's own sparse one (%(default)s)"
+        "--prefill", metavar="HOW", default="dense", help="dense, or policy: by each router itself (%(default)s)"
     )
     parser.add_argument(
         "--certify", metavar="K,...", default="", help="also certify the first prompt's rows at these budgets (slow)"
@@ -125,8 +131,8 @@ def calibrate_options(parser: Parser) -> None:
     )
     shared(parser, "contexts", "n", n="4", n_help="prompts of each context to calibrate on")
     parser.add_argument("--policy", metavar="NAME", default="router-on-quest", help="a router (%(default)s)")
-    parser.add_argument("--check", metavar="N", type=int, default=2, help="and further ones to check on (%(default)s)")
-    parser.add_argument("--per-head", action="store_true", help="thresholds for every head: cells decide alone")
+    parser.add_argument("--check", metavar="N", type=int, default=2, help="further prompts to check on (%(default)s)")
+    parser.add_argument("--per-head", action="store_true", help="a threshold for every head, too")
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("out/policy.json"), help="(%(default)s)")
 
 

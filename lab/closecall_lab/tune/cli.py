@@ -15,8 +15,8 @@ Measures a model on your own text and writes a policy whose budgets differ by la
 where they save most output error, at the same mean. At as many keys it then tries other grids and numbers of protected
 last tiles, and takes one that reads the text, and its end, better in no more time. Heads that look something up are
 idle on plain text, so prompts with questions are pieces too. Half of all is fitted on, the other half judges: KL to
-dense, change in loss, answers, blocks kept, prefill time, beside the same blocks for every head. Stop it as you like:
-what was measured is in --work, and the same command goes on from there.
+dense, change in loss, answers, blocks kept, prefill time, beside the same blocks for every head. Stop it at any time:
+what was measured is in --work, and the same command continues from there.
 """
 EXAMPLES = """\
 examples:
@@ -42,11 +42,18 @@ def add_tune(commands: Any) -> None:
         "--text", metavar="PATH", type=Path, help=f"a file or a directory (default: {', '.join(KINDS)})"
     )
     parser.add_argument("--context", metavar="N", default="8k", help="tokens of a piece, k for 1024 (%(default)s)")
-    parser.add_argument("--pieces", metavar="N", default="6", help="at most; every second one judges (%(default)s)")
     parser.add_argument(
-        "--questions", metavar="TASK,...", default=TASKS, help="asked in as many pieces more; no: none (%(default)s)"
+        "--pieces", metavar="N", default="6", help="most pieces of text; every second one judges (%(default)s)"
     )
-    parser.add_argument("--policy", metavar="POLICY", default="auto", help="whose scorer and protection (%(default)s)")
+    parser.add_argument(
+        "--questions",
+        metavar="TASK,...",
+        default=TASKS,
+        help="tasks for as many prompts with questions, or no (%(default)s)",
+    )
+    parser.add_argument(
+        "--policy", metavar="POLICY", default="auto", help="scorer and protected tiles as in this one (%(default)s)"
+    )
     parser.add_argument(
         "--grids",
         metavar="B/T,...",

@@ -21,9 +21,9 @@ Shares = dict[int, float]
 def weights(shares: Shares, *, own: bool) -> Shares:
     """By layer: what an error of attention's output does, to be multiplied with its share of that output.
 
-    It makes the row's own stream wrong by attention's share of it, and stays there in proportion. `own`: that row is
-    asked for a prediction, so this counts in full. And every later layer's attention reads the row: that makes other
-    rows wrong, a question's too, by its share of theirs.
+    An error makes the row's own stream wrong, by attention's share of the stream. If the row itself is asked for a
+    prediction (`own`), that counts in full. And every later layer's attention reads the row: that makes other rows
+    wrong, a question's too, by that attention's share of their stream.
     """
     return {
         layer: share * ((1.0 if own else 0.0) + sum(later for at, later in shares.items() if at > layer))

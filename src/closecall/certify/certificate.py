@@ -134,13 +134,13 @@ def certify(
 ) -> Certificate:  # fmt: skip
     """For every row, upper bounds on the softmax mass the selection dropped and on the error of its output.
 
-    Arguments as for `attend`. The bounds hold for the exact numbers, rounding included: what the kept blocks weigh
-    comes from the backend's attention less its error bound, what the dropped ones can weigh from summaries (see
-    `theory.block_mass`), never from their keys one by one. `error` is about the selection; rounding the output to its
-    type is not part of it.
+    Arguments are as for `attend`. The bounds hold for the exact numbers, rounding included. The weight of kept blocks
+    comes from the backend's attention, less its error bound; the most that dropped blocks can weigh comes from their
+    summaries (see `closecall.block_mass`), not from their keys one by one. `error` is about the selection; rounding the
+    output to its type is not part of it.
 
-    With `tiles`, only so many tiles of each sequence are looked at, spread evenly, the last one among them: `real` is
-    then True for their rows alone, and the others' bounds are 0 without meaning anything.
+    With `tiles`, only that many tiles of each sequence are certified, evenly spread, the last one included. `real` is
+    then True for their rows alone; the bounds of other rows are 0 and mean nothing.
 
     Works on one key head and some rows of a tile at a time, in float64: beside the output and the result it holds the
     summaries of one key head (24 D + 8 Dv bytes a block, and 16 bytes a key) and some arrays of 1 MiB.

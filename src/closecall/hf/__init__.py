@@ -1,1 +1,1 @@
-"""closecall inside other people's programs."""
+"""closecall in Hugging Face models: `attach`."""

@@ -114,10 +114,12 @@ def attach(
 ) -> Handle:
     """Makes a Hugging Face causal language model prefill by `policy`. Returns a handle, also a context manager.
 
-    `policy`: a `Policy`, a preset's name, a string like `auto:budget=8`, or the path of a saved policy (`policy.json`).
-    `layers`: indices of full-attention layers to attach to (all of them). `min_context`: with fewer keys than this the
-    layer runs dense, on our kernel (0; for `auto`, the break-even point). `decode`: calls of fewer rows than a tile are
-    decoding steps, `"dense"` by default; `"sparse"` selects for them too.
+    policy:      a `Policy`, a preset's name, text like `auto:budget=8`, or the path of a saved policy (`policy.json`).
+    layers:      indices of the full-attention layers to attach to; None means all of them.
+    min_context: a layer with fewer keys than this runs dense, on our kernel. None means 0, and for `auto` the context
+                 where it breaks even.
+    decode:      what decoding steps do, that is calls of fewer rows than a tile: `"dense"`, or `"sparse"` to select
+                 blocks for them too.
     """
     if decode not in ("dense", "sparse"):
         raise ValueError(f"decode must be 'dense' or 'sparse', got {decode!r}")

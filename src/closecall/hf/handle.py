@@ -67,9 +67,11 @@ class Handle:
 
     @property
     def prompt_len(self) -> int | None:
-        """For prompts that the model is called with in chunks: how many keys the prompt has in the end, padding and
-        what is cached already included. Set it before the first chunk, to any large number while nobody knows, and back
-        to None after the last; `generate(prefill_chunk_size=...)` is seen without. See `closecall.attention`."""
+        """How many keys a prompt will have in all, padding and cached keys included, if you pass it in chunks.
+
+        Set it before the first chunk (to any large number while the length is unknown), and to None after the last.
+        `generate(prefill_chunk_size=...)` needs none of this. See `closecall.attention`.
+        """
         return self._settings.prompt_len
 
     @prompt_len.setter
@@ -108,7 +110,7 @@ class Handle:
         see_generate(self.model)
 
     def detach(self) -> None:
-        """Restores the model exactly, and warns if the policy never cut anything. Doing it twice does no harm."""
+        """Restores the model exactly, and warns if the policy never cut anything. Calling it twice is harmless."""
         self._restore(warn=True)
 
     def _restore(self, *, warn: bool) -> None:
@@ -170,10 +172,10 @@ class Handle:
     def certify(self, eps: float | None = 0.1, *, tiles: int | None = CERTIFIED_TILES) -> None:
         """From now on, counts the rows that provably lost at most `eps` of their softmax mass; None ends it.
 
-        `stats()` then has, as `certified`, their share of the (row, head) pairs looked at. Those are the rows of
-        `tiles` tiles of every call and sequence, spread evenly over its length, the last one among them: proving all
-        (`tiles=None`) takes far longer than the attention itself, and ever longer with the context (see
-        `closecall.certify`). A model's own attention sinks can only lower the loss.
+        `stats()` then has, as `certified`, their share of the (row, head) pairs examined. Those are the rows of `tiles`
+        tiles of every call and sequence, evenly spread, the last one included. Examining all (`tiles=None`) takes far
+        longer than the attention itself, and ever longer with the context (see `closecall.certify`). A model's own
+        attention sinks can only lower the loss.
         """
         if eps is not None and not 0 <= eps <= 1:
             raise ValueError(f"eps must be in [0, 1], a share of the softmax mass, or None, got {eps!r}")
@@ -201,7 +203,7 @@ class Handle:
         return None
 
     def _never_sparse(self) -> str | None:
-        """The warning for a policy that was there to cut and never did."""
+        """The warning for a policy that could cut and never did."""
         layers = [state.stats for state in self._attached if state.chosen]
         longest = max((layer.longest for layer in layers), default=0)
         if not longest or any(layer.sparse_calls for layer in layers):

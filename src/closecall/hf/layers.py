@@ -75,7 +75,7 @@ def _is_softmax_attention(module: Any) -> bool:
 
 def find_layers(model: Any) -> list[Layer]:
     """Every attention layer of the model in order, token mixers of other kinds among them."""
-    found = []
+    layers = []
     for name, module in model.named_modules():
         if _is_softmax_attention(module):
             kind, note = _kind(module)
@@ -85,5 +85,5 @@ def find_layers(model: Any) -> list[Layer]:
             continue
         index = getattr(module, "layer_idx", None)
         norm = any(getattr(module, attribute, None) is not None for attribute in _QK_NORMS)
-        found.append(Layer(index if isinstance(index, int) else -1, name, kind, module, norm, note))
-    return found
+        layers.append(Layer(index if isinstance(index, int) else -1, name, kind, module, norm, note))
+    return layers

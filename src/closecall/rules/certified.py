@@ -32,10 +32,10 @@ class Certified(Rule):
     A tile keeps its forced blocks and at most `max_budget` blocks in all. The proof weighs forced blocks exactly, other
     kept blocks from below and dropped ones from above, without looking at their keys one by one; a tile that stops
     before `max_budget` certifies at `eps` under `closecall.certify` too. Tiles that reach `max_budget` promise
-    nothing. The proof does not know of a softcap: with one, ask `certify`.
+    nothing. The proof does not hold with a softcap: there, use `certify`.
 
-    Each head and tile decides for itself; heads that share their blocks add them until the rows of all are served. The
-    margin is that of the cut it came to.
+    Each head and tile decides for itself. Heads that share their blocks add blocks until the proof holds for the rows
+    of all. The margin is that of the final cut.
     """
 
     eps: float = 0.1

@@ -30,14 +30,15 @@ TWICE = 2  # of what `rule` gives: as far as lists of kept blocks go for tiles t
 class LastTile(Rule):
     """Decides as `rule` does, but the last tile of each sequence keeps `factor` times the blocks that `rule` gives it.
 
-    factor: rounded down to whole blocks, forced ones included; or `"dense"`, every block the last tile sees. That is
-    all or nothing: where the others cannot pay for it, the last tiles get up to twice as many, and no list of kept
-    blocks is ever longer.
-    tiles: how many last tiles are protected: a long question, or one at the start of a short last tile, takes two.
+    factor: the product is rounded down to whole blocks, forced ones included. `"dense"` means every block the last tile
+        sees. That is all or nothing: where the others cannot pay for it, the last tiles get up to twice as many blocks,
+        so no list of kept blocks is ever longer than that.
+    tiles: how many last tiles are protected. A long question, or one at the start of a short last tile, needs two.
     pay: the blocks are taken, head by head, from the other tiles that can choose, as evenly as whole blocks allow (odd
-    ones from earlier tiles), so that the mean stays that of `rule`. No tile gives more than half of its unforced
-    blocks, and all together no more than the share `give` of theirs: where few tiles can pay, the last ones get as much
-    more as they can. Without `pay` the mean rises.
+        ones from earlier tiles), so that the mean stays that of `rule`. Where few tiles can pay, the last ones get only
+        what these can give. Without `pay` the mean rises.
+    give: the largest share of their unforced blocks that the other tiles give, all together. No single tile gives more
+        than half of its own.
 
     A policy that pools rows scores every row of the protected tiles.
 
@@ -124,13 +125,13 @@ class LastTile(Rule):
 
     def decide(self, ranked: Ranked) -> Decision:
         inner = self.rule.decide(ranked)
-        told = ranked.sequence if ranked.asking is None else ranked.asking
-        if self._nobody_pays(told):
+        sequence = ranked.sequence if ranked.asking is None else ranked.asking
+        if self._nobody_pays(sequence):
             return inner
         if type(self.rule) is TopK and ranked.source is not None:
             moved, expanded = self._moved_by_plan(ranked.source, ranked.visible.device)
         else:
-            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, told)
+            moved, expanded = self.moved(inner.counts, ranked.visible, ranked.forced, sequence)
         counts = inner.counts + moved
         margin = torch.where(moved != 0, margins_at(ranked, counts).to(inner.margin.dtype), inner.margin)
         return dataclasses.replace(inner, counts=counts, margin=margin, triggered=inner.triggered | expanded)

@@ -19,8 +19,8 @@ from .pooled import Weighed, ordered
 class MaxRatio(Weighed):
     """Keeps the blocks that weigh at least `ratio` times what the best unforced block of the tile weighs.
 
-    Without `ratio` it is chosen for each pool so that the budget is met. With it, each head and tile keeps what that
-    says, within floor and cap, and the measured budget is what it is.
+    Without `ratio` it is chosen for each pool so that the budget is met. With it, each head and tile keeps what the
+    ratio says, within floor and cap, and no budget is met.
     """
 
     floor: float = 0

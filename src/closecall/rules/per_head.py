@@ -31,13 +31,14 @@ def _whole(value: object) -> bool:
 @RULES.register("per-head")
 @dataclass(frozen=True)
 class PerHead(Rule):
-    """Every tile of a head keeps that head's best blocks: as many as its own tile budget says, forced ones included.
+    """Every tile keeps its head's best blocks, as many as the head's own tile budget says, forced ones included.
 
     budgets: for each layer, one tile budget for each query head of the whole model (all tensor-parallel ranks).
     layers:  the model's layers they belong to; 0, 1, ... if not given.
-    head_dim: the size of the model's heads, by which another model is told from it; 0 if nobody noted it.
+    head_dim: the size of the model's heads, to tell other models apart; 0 if it was not noted.
 
-    Attached to a model, each layer takes its own. On tensors, say which layer they are of: `policy.for_layer(3)`.
+    Attached to a model, each layer takes its own budgets. On tensors, say which layer they come from:
+    `policy.for_layer(3)`.
     """
 
     budgets: tuple[Budgets, ...] = ()

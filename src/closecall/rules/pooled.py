@@ -115,7 +115,7 @@ def later_first(shape: torch.Size, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Pooled(TopK):
-    """Keeps in all of a pool as many blocks as uniform top-k at the same budget would, where they are wanted most.
+    """Keeps, over a whole pool, as many blocks as uniform top-k at the same budget would, where they are wanted most.
 
     A tile that sees at most `tile_budget` blocks keeps all of them. Of the others, each head keeps at least
     `floor * tile_budget` blocks and at most `cap * tile_budget`, forced ones included (both rounded down). One
@@ -203,8 +203,8 @@ class Weighed(Pooled):
     """A pooled rule that weighs blocks against each other within a tile, and so has to know what scores mean.
 
     shares: tile scores are estimated shares of softmax mass (the aggregates `mass` and `mass-max`). Otherwise they are
-    scaled logits, and a block weighs the exponential of its score; so even the scores of scorers that give votes, which
-    hardly tell blocks apart then: give those `mass`.
+    taken as scaled logits, and a block weighs the exponential of its score. That hardly tells blocks apart if the
+    scorer gives votes: use `mass` with those.
     """
 
     shares: bool = False

@@ -21,10 +21,10 @@ class TopP(Weighed):
     """Keeps the smallest prefix of the ranking whose estimated mass reaches p.
 
     Without `p` it is chosen for each pool so that the budget is met: blocks go where the most mass is still dropped.
-    With `p`, each head and tile keeps what that takes, within floor and cap, and the measured budget is what it is.
+    With `p`, each head and tile keeps what reaches p, within floor and cap, and no budget is met.
 
-    With `shares` the forced blocks' mass counts: what is kept is all that is not dropped. Of logits, the mass is the
-    softmax of the tile scores over the unforced blocks. The mass of all blocks is needed, so all are ranked.
+    With `shares` the forced blocks' mass counts as kept. With logits, the mass is the softmax of the tile scores over
+    the unforced blocks. The mass of all blocks is needed, so all are ranked.
     """
 
     floor: float = 0

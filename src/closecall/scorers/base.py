@@ -262,12 +262,12 @@ def outlying_rows(rows: Tensor, count: int) -> Tensor:
     """int64 `[..., count]`, or fewer where there are fewer rows: those of `rows [..., rows, D]` that are most distant
     from the mean of all, of equally distant ones the earlier. A distance that is no number counts as none."""
     apart = (rows - rows.mean(-2, keepdim=True)).square().sum(-1).nan_to_num(nan=0.0, posinf=torch.inf)
-    found = []
+    taken = []
     for _ in range(min(count, rows.shape[-2])):
         furthest = apart.amax(-1, keepdim=True)
-        found.append((apart >= furthest * (1 - EQUALLY_DISTANT)).int().argmax(-1, keepdim=True))
-        apart = apart.scatter(-1, found[-1], -1.0)
-    return torch.cat(found, -1)
+        taken.append((apart >= furthest * (1 - EQUALLY_DISTANT)).int().argmax(-1, keepdim=True))
+        apart = apart.scatter(-1, taken[-1], -1.0)
+    return torch.cat(taken, -1)
 
 
 def of_rows(values: Tensor, at: Tensor) -> Tensor:

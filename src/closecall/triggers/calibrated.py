@@ -1,4 +1,4 @@
-"""The trigger `calibrated`: thresholds found once, layer by layer, so that a tile's choice hangs on that tile alone.
+"""The trigger `calibrated`: thresholds found once, layer by layer, so that each tile decides by itself.
 
 The quantile compares a tile with all others of its sequence, so what a tile gets depends on how much of the sequence
 the call holds. A threshold needs no neighbours; one for all layers fails (the paper's Appendix C), one for each layer
@@ -59,7 +59,7 @@ class Calibrated(Trigger):
                 margin.
     layers:     the model's layers they belong to; 0, 1, ... if not given.
 
-    Attached to a model, each layer takes its own. On tensors, say which layer they are of:
+    Attached to a model, each layer takes its own threshold. On tensors, say which layer they come from:
     `policy.for_layer(3)`.
     """
 

@@ -16,7 +16,7 @@ GPU_WORKER, OUR_GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker", "closecall.vllm
 
 
 def scheduler_of(vllm_config: Any) -> str:
-    """On CPU vLLM never schedules ahead."""
+    """Our scheduler for this engine. On CPU vLLM never schedules ahead."""
     return ASYNC_SCHEDULER if vllm_config.scheduler_config.async_scheduling else SCHEDULER
 
 
@@ -50,7 +50,7 @@ def on_cpu(vllm_config: Any) -> None:
 
 
 def on_cuda(vllm_config: Any) -> None:
-    """There our backend must have been asked for."""
+    """Checks an engine on CUDA, where the user must ask for our backend."""
     settings = Settings.read(vllm_config.additional_config)
     if settings is None or vllm_config.model_config is None:
         return

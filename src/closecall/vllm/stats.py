@@ -32,7 +32,7 @@ class Totals:
     vllm_seconds: float = 0.0  # in vLLM's, in layers that stay its
 
     def add(self, made: Selection | None, rows: int, seconds: float) -> None:
-        """But for what `made` decided, which may be on a device: see `counted`."""
+        """Adds a call's host-side figures. What `made` decided may be on a device: see `counted`."""
         self.seconds += seconds
         chosen = 0
         if made is not None:

@@ -17,7 +17,7 @@ logger = init_logger("vllm.closecall")
 
 
 class Told:
-    """To be mixed into one of vLLM's workers."""
+    """Our part of a worker: a mixin for vLLM's workers."""
 
     vllm_config: Any  # vLLM's
     model_runner: Any
@@ -40,7 +40,7 @@ class Told:
     def closecall_use(self, text: str | None) -> None:
         """Another policy, or None for vLLM's own attention: to compare in one engine, between requests.
 
-        Call `LLM.reset_prefix_cache()` after it: pages of the policy before have no summaries, and its numbers.
+        Call `LLM.reset_prefix_cache()` after it: cached pages hold what the policy before computed, and no summaries.
         """
         policy = None if text is None else chunk_proof(as_policy(text))
         for builder in self._builders():
@@ -84,4 +84,4 @@ class Told:
 
 
 class Worker(Told, CPUWorker):
-    """vLLM's CPU worker with it."""
+    """vLLM's CPU worker with our part mixed in."""

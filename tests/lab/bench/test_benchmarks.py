@@ -131,14 +131,14 @@ def test_prefill(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_every_benchmark_is_found_and_cuts_something_when_quick() -> None:
-    found = bench_cli.found()
-    assert list(found) == ["attention", "decode", "decode-select", "growth", "prefill"]
-    for name, module in found.items():
+    benchmarks = bench_cli.found()
+    assert list(benchmarks) == ["attention", "decode", "decode-select", "growth", "prefill"]
+    for name, module in benchmarks.items():
         for defaults in (module.FULL, module.QUICK):
             longest = max(counts("--contexts", defaults["contexts"]))
             budget = int(defaults.get("budget", 1))
             assert not uncut([(name, policy("quest", budget=budget))], [longest])
-    quick = found["prefill"].QUICK
+    quick = benchmarks["prefill"].QUICK
     contexts = counts("--contexts", quick["contexts"])
     assert not uncut([(n, policy(n, budget=int(quick["budget"]))) for n in ("topk", "quest")], contexts)
 

@@ -54,12 +54,12 @@ def test_capture_then_compare(tiny: Path, tmp_path: Path, capsys: pytest.Capture
         assert duels[name]["spent"] == {"mean": 1, "least": 1, "most": 1}
         assert duels[name]["comparison"] is not None
     assert duels["router:tile_factor=1"]["comparison"] is None
-    found = {s["policy"]: s for s in data["captured"]["all"]["policies"]}
-    assert found["dense"]["error"] == pytest.approx(0, abs=1e-6)
-    assert 0 < found[fill]["mass"] < 1
-    assert found["dense"]["gold"] == 1
-    assert 0 < found[fill]["gold"] < 1
-    assert found["dense"]["gold_there"] == found[fill]["gold_there"]
+    by_policy = {s["policy"]: s for s in data["captured"]["all"]["policies"]}
+    assert by_policy["dense"]["error"] == pytest.approx(0, abs=1e-6)
+    assert 0 < by_policy[fill]["mass"] < 1
+    assert by_policy["dense"]["gold"] == 1
+    assert 0 < by_policy[fill]["gold"] < 1
+    assert by_policy["dense"]["gold_there"] == by_policy[fill]["gold_there"]
     assert {c["policy"]: c["vectors"] for c in data["costs"]}[fill] == 2
     assert {p.number for p in Capture.open(taken).prompts()} == {0, 1}
 

@@ -38,7 +38,7 @@ def layer_of(seed: int, softcap: float) -> CapturedLayer:
 def test_against_brute_force(name: str, softcap: float) -> None:
     policy, layer = POLICIES[name], layer_of(1, softcap)
     asked = [Asked(149, ((3, 20), (100, 101), (101, 102))), Asked(80, ((40, 45), (78, 84)))]
-    found = judge(layer, policy, asked, dense_of(layer))
+    judged = judge(layer, policy, asked, dense_of(layer))
     kept = kept_of(closecall.select(layer.q, layer.k, policy, scale=0.3))
     plan = oracle.tiles(1, 150, 150, policy.block, policy.tile)
     tensors = (layer.q, layer.k, layer.v)
@@ -56,21 +56,21 @@ def test_against_brute_force(name: str, softcap: float) -> None:
         for row in range(150):
             masses[h, row] = p[h, row, np.isin(blocks, kept[0, h, row // policy.tile])].sum()
     bound = np.expm1(sparse.lse_error + dense.lse_error)[0]
-    assert abs(found.mass - masses.mean()) <= (masses * bound).mean() + 1e-12
+    assert abs(judged.mass - masses.mean()) <= (masses * bound).mean() + 1e-12
 
     size = np.linalg.norm(dense.out)
     error = np.linalg.norm(sparse.out - dense.out) / size
     off = (np.linalg.norm(sparse.out_error) + np.linalg.norm(dense.out_error)) / size
-    assert abs(found.error - error) <= 2 * off * (1 + error)
+    assert abs(judged.error - error) <= 2 * off * (1 + error)
 
     hits = []
     for one in asked:
         for start, stop in one.gold:
             blocks_of_span = sorted({t // policy.block for t in range(start, stop)})
             hits += [[b in kept[0, h, one.row // policy.tile] for h in range(4)] for b in blocks_of_span]
-    assert found.hit == pytest.approx(np.mean(hits))
-    assert found.union == pytest.approx(np.mean([any(x) for x in hits]))
-    assert found.effective_budget == pytest.approx(np.mean([len(x) for x in kept.values()]))
+    assert judged.hit == pytest.approx(np.mean(hits))
+    assert judged.union == pytest.approx(np.mean([any(x) for x in hits]))
+    assert judged.effective_budget == pytest.approx(np.mean([len(x) for x in kept.values()]))
 
     # Gold mass: exact probabilities of the keys of gold blocks, each once, by whether the head keeps the block.
     there = held = 0.0
@@ -82,17 +82,17 @@ def test_against_brute_force(name: str, softcap: float) -> None:
                 held += p[h, one.row, key] * (key // policy.block in kept[0, h, one.row // policy.tile])
     # Two float64 computations of the same sum: they differ by roundings of logits and of fewer than 1000 terms.
     rounding = 1000 * 2.0**-53 * max(np.abs(logits[np.isfinite(logits)]).max(), 1) * there
-    assert found.gold_there is not None
-    assert found.gold_kept is not None
-    assert abs(found.gold_there - there) <= rounding
-    assert abs(found.gold_kept - held) <= rounding
-    assert found.gold == found.gold_kept / found.gold_there
+    assert judged.gold_there is not None
+    assert judged.gold_kept is not None
+    assert abs(judged.gold_there - there) <= rounding
+    assert abs(judged.gold_kept - held) <= rounding
+    assert judged.gold == judged.gold_kept / judged.gold_there
     if name == "dense":
-        assert (found.hit, found.union, found.gold) == (1, 1, 1)
+        assert (judged.hit, judged.union, judged.gold) == (1, 1, 1)
     else:
-        assert 0 < found.gold < 1
-        assert found.mass < 0.99
-        assert found.error > 0.05
+        assert 0 < judged.gold < 1
+        assert judged.mass < 0.99
+        assert judged.error > 0.05
 
 
 def test_without_gold_there_are_no_hits() -> None:

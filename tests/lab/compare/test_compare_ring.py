@@ -131,21 +131,21 @@ def test_answers_of_one_part(part: str, tiny: Path, tmp_path: Path) -> None:
         specs=tuple(entrants(specs, specs[:1])), budgets=(4,), n=2, part=part,
     )  # fmt: skip
     with Store(tmp_path / "results.db") as store:
-        found = ring.answers(grid, store, specs[:1])
+        answers = ring.answers(grid, store, specs[:1])
         wanted = {"choose": {0, 2}, "final": {1, 3}}[part]
         assert {r.cell.number for r in store.rows()} == wanted  # the other part was not even run
         other = dataclasses.replace(grid, part="final" if part == "choose" else "choose")
         ring.answers(other, store, specs[:1])
         again = ring.answers(grid, store, specs[:1])
-    assert [g.rows for g in again.groups] == [g.rows for g in found.groups]
-    assert len(found.groups) == 2
-    for g, listed in zip(found.groups, found.duels, strict=True):
+    assert [g.rows for g in again.groups] == [g.rows for g in answers.groups]
+    assert len(answers.groups) == 2
+    for g, listed in zip(answers.groups, answers.duels, strict=True):
         assert {r.cell.number for rows in g.rows.values() for r in rows} == wanted
         by = {d.policy: d for d in listed if d.against == "quest:tile_factor=1"}
         assert by["topk:tile_factor=1"].spent.equal
         assert by["router:q=0.3,tile_factor=1"].comparison is None
         assert "keeps up to" in by["router:q=0.3,tile_factor=1"].verdict
-    text = " ".join("\n".join(t.text() for t in report.answer_tables(found, part)).split())  # titles may wrap
+    text = " ".join("\n".join(t.text() for t in report.answer_tables(answers, part)).split())  # titles may wrap
     assert f"the {part} part: 2 examples, 6 questions" in text
     assert "Between policies, all of the above" in text
 
@@ -261,12 +261,12 @@ def test_costs_are_beside_quests() -> None:
     names = ("dense", "topk:tile_factor=1", "quest:tile_factor=1", "router:tile_factor=1")
     variants: list[tuple[Spec, int]] = [(Spec.parse(n), 0 if n == "dense" else 4) for n in names]
     variants.append((Spec.parse("router/matched:tile_factor=1"), 4))
-    found = {c.policy: c for c in cost.costs(variants, q, k, 0.25, seconds=0.01)}
-    assert list(found) == ["quest", *names[1:]]
-    assert found["quest"].ratio == 1
-    assert all(c.tile_budget == 4 and c.milliseconds > 0 and c.ratio > 0 for c in found.values())
-    assert [c.vectors for c in found.values()] == [2, 1, 2, 1]
-    assert "x quest" in report.cost_table(list(found.values()), "here").text()
+    by_policy = {c.policy: c for c in cost.costs(variants, q, k, 0.25, seconds=0.01)}
+    assert list(by_policy) == ["quest", *names[1:]]
+    assert by_policy["quest"].ratio == 1
+    assert all(c.tile_budget == 4 and c.milliseconds > 0 and c.ratio > 0 for c in by_policy.values())
+    assert [c.vectors for c in by_policy.values()] == [2, 1, 2, 1]
+    assert "x quest" in report.cost_table(list(by_policy.values()), "here").text()
 
 
 def test_json_has_no_nan() -> None:
@@ -279,15 +279,15 @@ def test_json_has_no_nan() -> None:
 def test_several_models_are_taken_together_by_task() -> None:
     one = group(dict.fromkeys(EVEN, EVEN["quest"]), ANSWERS)
     other, elsewhere = dataclasses.replace(one, model="n"), dataclasses.replace(one, task="another")
-    found = ring.Answers([one, other, elsewhere], {"m": "M", "n": "N"}, ["quest"])
-    assert list(found.over_models) == [("task", 512)]
-    assert found.over_models["task", 512] == duels([one, other], ["quest"])
-    assert found.over_models["task", 512][0].comparison is not None
-    assert found.over_models["task", 512][0].comparison.wins == 34
-    titles = [t.title for t in report.answer_tables(found, "choose")]
+    answers = ring.Answers([one, other, elsewhere], {"m": "M", "n": "N"}, ["quest"])
+    assert list(answers.over_models) == [("task", 512)]
+    assert answers.over_models["task", 512] == duels([one, other], ["quest"])
+    assert answers.over_models["task", 512][0].comparison is not None
+    assert answers.over_models["task", 512][0].comparison.wins == 34
+    titles = [t.title for t in report.answer_tables(answers, "choose")]
     assert "Between policies, all models: task at 512 tokens" in titles
     assert "Between policies: task at 512 tokens on N" in titles
-    (listed,) = json.loads(report.as_json({}, found, None, []))["over_models"]
+    (listed,) = json.loads(report.as_json({}, answers, None, []))["over_models"]
     assert (listed["task"], listed["duels"][0]["comparison"]["wins"]) == ("task", 34)
     assert ring.Answers([one, elsewhere], {"m": "M"}, ["quest"]).over_models == {}
 
@@ -296,15 +296,15 @@ def test_tallies_count_the_questions_of_all_models() -> None:
     one = group(dict.fromkeys(EVEN, EVEN["quest"]), ANSWERS)
     none = {variant: rows for variant, rows in one.rows.items() if variant[0] != "topk"}
     groups = [one, dataclasses.replace(one, model="n"), dataclasses.replace(one, task="another")]
-    found = ring.Answers(groups, {"m": "M", "n": "N"}, ["quest"])
-    for tally in found.tallies:
+    answers = ring.Answers(groups, {"m": "M", "n": "N"}, ["quest"])
+    for tally in answers.tallies:
         correct = one.correct((tally.policy, tally.budget))
         assert tally.accuracy["task"].n == 2 * len(correct) == 2 * tally.accuracy["another"].n
         assert {e.value for e in tally.accuracy.values()} == {sum(correct) / len(correct)}
         assert tally.effective_budget == 10
-    assert len({tuple(e.value for e in t.accuracy.values()) for t in found.tallies}) > 1
-    assert report.answer_tables(found, "choose")[0].title == "All 2 models at 512 tokens, the choose part"
-    assert [t["policy"] for t in json.loads(report.as_json({}, found, None, []))["tallies"]] == [*EVEN]
+    assert len({tuple(e.value for e in t.accuracy.values()) for t in answers.tallies}) > 1
+    assert report.answer_tables(answers, "choose")[0].title == "All 2 models at 512 tokens, the choose part"
+    assert [t["policy"] for t in json.loads(report.as_json({}, answers, None, []))["tallies"]] == [*EVEN]
     absent = [*groups[:2], dataclasses.replace(groups[2], rows=none)]  # a policy that did not run everywhere
     assert [t.policy for t in ring.Answers(absent, {}, ["quest"]).tallies] == [n for n in EVEN if n != "topk"]
 

@@ -39,9 +39,9 @@ def results(path: Path) -> list[tuple[Any, ...]]:
     """Every row without the times, which differ from run to run."""
     with Store(path, create=False) as store:
         rows = list(store.rows())
-    found = []
+    collected = []
     for row in rows:
         run = dataclasses.asdict(row.run)
         del run["wall"], run["layers"]["prefill_seconds"]
-        found.append((row.key, row.cell, run))
-    return found
+        collected.append((row.key, row.cell, run))
+    return collected

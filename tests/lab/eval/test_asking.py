@@ -65,13 +65,13 @@ def greedy(subject: Subject, example: Example, policy: closecall.Policy, steps: 
             handle.prompt_len = len(ids) + max(map(len, asks))
             cache = model(torch.tensor([ids]), use_cache=True).past_key_values
         for ask in asks:
-            mine = copy.deepcopy(cache)
+            forked = copy.deepcopy(cache)
             with closecall.attach(model, policy, decode="sparse") as handle:
                 handle.prompt_len = len(ids) + len(ask)
-                out = model(torch.tensor([ask]), past_key_values=mine, use_cache=True)
+                out = model(torch.tensor([ask]), past_key_values=forked, use_cache=True)
             tokens = [int(out.logits[0, -1].argmax())]
             while len(tokens) < steps:
-                out = model(torch.tensor([tokens[-1:]]), past_key_values=mine, use_cache=True)
+                out = model(torch.tensor([tokens[-1:]]), past_key_values=forked, use_cache=True)
                 tokens.append(int(out.logits[0, -1].argmax()))
             said.append(tokens)
     return said

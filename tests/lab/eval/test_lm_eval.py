@@ -133,15 +133,15 @@ def test_an_attached_model_is_what_lm_eval_runs(subject: tuple[Any, Any], includ
     model, tokenizer = subject
     documents = lm_eval.Documents("lm-eval:closecall_local", model, tokenizer, include_path=include)
     sparse = closecall.policy("topk", budget=4, tile_factor=1, block=16, tile=16)
-    found = {}
+    outputs = {}
     for policy in (closecall.policy("dense"), sparse):
         with closecall.attach(model, policy) as handle:
-            found[policy] = [documents.answer(i).scores["acc"] for i in range(N)]
-            assert found[policy] == by_hand(model, tokenizer, include)
+            outputs[policy] = [documents.answer(i).scores["acc"] for i in range(N)]
+            assert outputs[policy] == by_hand(model, tokenizer, include)
             assert any(layer["kept_fraction"] < 1 for layer in handle.stats().values()) == (policy is sparse)
-    assert found[closecall.policy("dense")] == by_hand(model, tokenizer, include)
+    assert outputs[closecall.policy("dense")] == by_hand(model, tokenizer, include)
     assert (
-        found[closecall.policy("dense")] != found[sparse]
+        outputs[closecall.policy("dense")] != outputs[sparse]
     )  # the policy matters here: running the wrong one would show
 
 

@@ -138,15 +138,17 @@ def test_comparisons_are_one_family() -> None:
     rng = np.random.default_rng(0)
     answers = {name: (rng.random(60) < p).astype(int) for name, p in (("a", 0.9), ("b", 0.6), ("c", 0.5))}
     pairs = [("a", "b"), ("a", "c"), ("b", "c")]
-    found = statistics.compare(answers, pairs, range(60))
-    assert [(c.a, c.b) for c in found] == pairs
-    for c in found:
+    comparisons = statistics.compare(answers, pairs, range(60))
+    assert [(c.a, c.b) for c in comparisons] == pairs
+    for c in comparisons:
         assert c.wins - c.losses == int(answers[c.a].sum() - answers[c.b].sum())
         assert c.difference.value == pytest.approx((c.wins - c.losses) / 60)
         assert c.mcnemar == statistics.mcnemar(c.wins, c.losses)
         assert c.sign == statistics.sign_test(c.wins, c.losses)
     for test in ("mcnemar", "sign", "cluster"):
-        assert [getattr(c, f"{test}_holm") for c in found] == statistics.holm([getattr(c, test) for c in found])
+        assert [getattr(c, f"{test}_holm") for c in comparisons] == statistics.holm(
+            [getattr(c, test) for c in comparisons]
+        )
 
 
 def test_scores_carry_the_difference_where_they_are_shares_of_a_point() -> None:
@@ -159,11 +161,11 @@ def test_scores_carry_the_difference_where_they_are_shares_of_a_point() -> None:
 def test_the_decomposition_of_the_papers_nemo_column() -> None:
     """0.66 against 0.51 of 100, matched control 0.57: +15 points are +6 for the budget and +9 for the choice."""
     router, topk, matched = ([1] * k + [0] * (100 - k) for k in (66, 51, 57))
-    found = statistics.decompose(router, topk, matched, range(100))
-    values = [round(x.value, 10) for x in (found.lift, found.budget, found.selectivity)]
+    split = statistics.decompose(router, topk, matched, range(100))
+    values = [round(x.value, 10) for x in (split.lift, split.budget, split.selectivity)]
     assert values == [0.15, 0.06, 0.09]
-    assert found.lift.value == pytest.approx(found.budget.value + found.selectivity.value)
-    assert found.lift.low < 0.15 < found.lift.high
+    assert split.lift.value == pytest.approx(split.budget.value + split.selectivity.value)
+    assert split.lift.low < 0.15 < split.lift.high
 
 
 @pytest.mark.parametrize(

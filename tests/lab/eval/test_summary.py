@@ -83,12 +83,12 @@ def test_lines(store: Store) -> None:
 
 def test_comparisons_and_the_split(store: Store) -> None:
     (group,) = summary.groups(store)
-    found = {(c.a, c.b): c for c in group.comparisons()}
+    by_pair = {(c.a, c.b): c for c in group.comparisons()}
     router = "router-on-quest@8"
-    assert set(found) == {
+    assert set(by_pair) == {
         (router, f"{rival}@8") for rival in ("quest", "router-on-quest/random", "router-on-quest/matched")
     }
-    versus = found[router, "quest@8"]
+    versus = by_pair[router, "quest@8"]
     assert (versus.wins, versus.losses) == (3, 1)
     assert versus.mcnemar == 0.625
     (split,) = group.splits()

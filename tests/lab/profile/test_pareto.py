@@ -75,14 +75,14 @@ def test_the_two_are_joined_and_nothing_is_dropped(store: Path, tmp_path: Path) 
     path = profile(tmp_path / "p.json", {"dense": 0.8, "topk@8": 0.4, "quest@8": 0.45, "router@8": 0.5})
     profile(path, {"dense": 0.7, "router@8": 0.2}, context=16_384)
     here, beyond = joined(store, path)
-    found = {p.policy: p for p in here}
-    assert set(found) == {"dense", "topk", "quest", "router", "router/last"}
-    router = found["router"]
+    by_policy = {p.policy: p for p in here}
+    assert set(by_policy) == {"dense", "topk", "quest", "router", "router/last"}
+    router = by_policy["router"]
     assert router.accuracy is not None
     assert router.accuracy.value == 0.9
     assert router.quality == 0.9
     assert router.wall == pareto.Wall(0.5, 0.5 / 0.8)
-    verdicts = {name: p.verdict for name, p in found.items()}
+    verdicts = {name: p.verdict for name, p in by_policy.items()}
     assert verdicts == {
         "dense": "our dense kernel", "topk": "loses quality", "quest": "Pareto win, perhaps",
         "router": "Pareto win, perhaps",
@@ -100,16 +100,16 @@ def test_another_command_in_the_same_store_takes_no_examples_away(store: Path, t
         answer(opened, "auto", 8, 6, of=6)
         for policy in ("quest", "fill-on-quest"):
             answer(opened, policy, 8, 2, of=12, seed=1000)
-        found = pareto.join(opened, pareto.walls([path]), None)
-    (group,) = found.groups
+        both = pareto.join(opened, pareto.walls([path]), None)
+    (group,) = both.groups
     assert {p.policy: p.accuracy.n for p in group if p.accuracy} == dict.fromkeys(
         ("dense", "topk", "quest", "router", "router/last"), 10
     )
     assert {p.policy: p.accuracy.value for p in group if p.accuracy}["quest"] == 0.8
-    left_out = [note for note in found.notes if "is left out" in note]
+    left_out = [note for note in both.notes if "is left out" in note]
     assert any("auto@8 is left out: it ran 6 of dense's 10 examples" in note for note in left_out)
     assert any("fill-on-quest@8 is left out: it ran 0 of dense's 10 examples" in note for note in left_out)
-    assert all(note in pareto.page(found).text().replace("\n", " ") for note in left_out)
+    assert all(note in pareto.page(both).text().replace("\n", " ") for note in left_out)
 
 
 def test_profiles_of_other_models_are_listed_only_if_named(store: Path, tmp_path: Path) -> None:

@@ -37,14 +37,14 @@ def test_a_model(command: Command, tiny: Path, tmp_path: Path, capsys: pytest.Ca
     assert command(*argv) == 0
     said = capsys.readouterr()
     assert "was trained on 512 tokens: at 1K times are times" in said.err
-    found = records(tmp_path / "profile-tiny.json")
-    assert [r["cell"]["context"] for r in found] == [256, 512, 1024]
-    for r in found:
+    stored = records(tmp_path / "profile-tiny.json")
+    assert [r["cell"]["context"] for r in stored] == [256, 512, 1024]
+    for r in stored:
         laps = r["result"]["laps"]
         assert list(laps) == ["unattached", "dense", "topk@3", "router-on-quest@3"]
         assert all(len(mine) == 2 and list(lap) == list(PARTS) for mine in laps.values() for lap in mine)
         assert all(lap["rest"] > 0 and lap["attend"] > 0 for mine in laps.values() for lap in mine)
-    short, long = found[0]["result"], found[1]["result"]
+    short, long = stored[0]["result"], stored[1]["result"]
     told = memory.mark() is not None
     assert all((mib is not None) == told for mib in long["extra_mib"].values())
     assert short["laps"]["topk@3"][0]["ranking"] == 0  # it covers everything
@@ -177,14 +177,14 @@ def test_the_paper_stands_beside() -> None:
         "unattached": "sdpa",
     }  # fmt: skip
     laps = {"unattached": [lap(16)], "dense": [lap(6)], "router-on-quest@33": [lap(1)], "topk@33": [lap(0.5)]}
-    found = tables.paper([(cell, {"laps": laps, "extra_mib": {}, "kept": {}})])
-    assert found is not None
-    routed, top = found.rows
+    table = tables.paper([(cell, {"laps": laps, "extra_mib": {}, "kept": {}})])
+    assert table is not None
+    routed, top = table.rows
     assert routed["paper_share"] == 0.63
     assert (routed["share"], routed["dense_share"]) == (0.8, 0.6)
     assert routed["paper_wall"] == 0.62
     assert top["paper_wall"] is None  # the paper has the winner's only
-    assert "| 128K | fp32 | 1 | router-on-quest@33 | 63% | 80% | 60% | 0.62 | 0.25 | 0.50 |" in found.markdown()
+    assert "| 128K | fp32 | 1 | router-on-quest@33 | 63% | 80% | 60% | 0.62 | 0.25 | 0.50 |" in table.markdown()
     assert tables.paper([(cell | {"model": "mistral-nemo"}, {"laps": laps, "extra_mib": {}, "kept": {}})]) is None
 
 

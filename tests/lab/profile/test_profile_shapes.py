@@ -43,23 +43,23 @@ def meta(found: Shape, kind: str = "full_attention") -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_has_the_true_dimensions(name: str) -> None:
-    found = shape(name)
-    entry = panel.get(found.name)
-    (one,) = meta(found).layers
-    gate = 2 if found.mixed else 1  # Qwen3.6 makes a gate for attention's output beside the queries
-    assert tuple(one.self_attn.q_proj.weight.shape) == (gate * entry.q_heads * entry.head_dim, found.hidden)
-    assert tuple(one.self_attn.k_proj.weight.shape) == (entry.kv_heads * entry.head_dim, found.hidden)
-    assert tuple(one.self_attn.o_proj.weight.shape) == (found.hidden, entry.q_heads * entry.head_dim)
-    if found.mixed:
-        assert tuple(one.mlp.experts.down_proj.shape) == (256, found.hidden, 512)
-        assert hasattr(meta(found, "linear_attention").layers[0], "linear_attn")
+    true_shape = shape(name)
+    entry = panel.get(true_shape.name)
+    (one,) = meta(true_shape).layers
+    gate = 2 if true_shape.mixed else 1  # Qwen3.6 makes a gate for attention's output beside the queries
+    assert tuple(one.self_attn.q_proj.weight.shape) == (gate * entry.q_heads * entry.head_dim, true_shape.hidden)
+    assert tuple(one.self_attn.k_proj.weight.shape) == (entry.kv_heads * entry.head_dim, true_shape.hidden)
+    assert tuple(one.self_attn.o_proj.weight.shape) == (true_shape.hidden, entry.q_heads * entry.head_dim)
+    if true_shape.mixed:
+        assert tuple(one.mlp.experts.down_proj.shape) == (256, true_shape.hidden, 512)
+        assert hasattr(meta(true_shape, "linear_attention").layers[0], "linear_attn")
     else:
-        assert tuple(one.mlp.down_proj.weight.shape) == (found.hidden, found.intermediate)
+        assert tuple(one.mlp.down_proj.weight.shape) == (true_shape.hidden, true_shape.intermediate)
     numbers = sum(p.numel() for p in one.parameters() if p.ndim > 1)
-    if found.mixed:
-        assert 0.99 * numbers < layer_weights(found) <= numbers  # without the shared expert and the router
+    if true_shape.mixed:
+        assert 0.99 * numbers < layer_weights(true_shape) <= numbers  # without the shared expert and the router
     else:
-        assert layer_weights(found) == numbers
+        assert layer_weights(true_shape) == numbers
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,11 +130,11 @@ def test_rounds_are_multiplied_one_by_one(small: Shape) -> None:
     factors = {name: factors_of(small, part, 512, name) for name in ("unattached", "topk@3")}
     assert factors["unattached"] == Factors(query=6, key=2, rows=4, full=3, linear=0)
     assert factors["topk@3"] == Factors(query=2, key=2, rows=4, full=3, linear=0)
-    found = multiply(laps, factors)
-    assert [x["attend"] for x in found["unattached"]] == [1 * 6 * 3, 2 * 6 * 3]
-    assert [x["attend"] for x in found["topk@3"]] == [3 * 2 * 3, 4 * 2 * 3]
-    assert [x["rest"] for x in found["topk@3"]] == [10 * 4 * 3, 20 * 4 * 3]
-    assert [x["linear layers"] for x in found["topk@3"]] == [0, 0]  # it has no such layers
+    multiplied = multiply(laps, factors)
+    assert [x["attend"] for x in multiplied["unattached"]] == [1 * 6 * 3, 2 * 6 * 3]
+    assert [x["attend"] for x in multiplied["topk@3"]] == [3 * 2 * 3, 4 * 2 * 3]
+    assert [x["rest"] for x in multiplied["topk@3"]] == [10 * 4 * 3, 20 * 4 * 3]
+    assert [x["linear layers"] for x in multiplied["topk@3"]] == [0, 0]  # it has no such layers
 
 
 def test_a_whole_layer_is_multiplied_by_layers_alone(small: Shape) -> None:
@@ -178,11 +178,11 @@ def test_what_memory_holds(small: Shape) -> None:
 
 
 def test_policies_by_the_names_of_the_store() -> None:
-    found = read("router-on-quest:q=0.3,topk", (4, 8))
-    assert [v.name for v in found] == [
+    policies = read("router-on-quest:q=0.3,topk", (4, 8))
+    assert [v.name for v in policies] == [
         "dense", "router-on-quest:q=0.3@4", "router-on-quest:q=0.3@8", "topk@4", "topk@8",
     ]  # fmt: skip
-    assert found[1].policy.rule.tile_budget == 8  # type: ignore[attr-defined]
+    assert policies[1].policy.rule.tile_budget == 8  # type: ignore[attr-defined]
     assert [v.name for v in read("topk", (4,), dense=False)] == ["topk@4"]
     with pytest.raises(ValueError, match="did you mean 'router'"):
         read("ruoter", (4,))

@@ -58,12 +58,12 @@ def test_the_lemma_holds_on_both_sides(case: tuple[Tiles, float]) -> None:
 @given(spaced())
 def test_the_lemma_holds_for_monte_carlo_within_its_error(case: tuple[Tiles, float]) -> None:
     t, tau = case
-    found = localise(t, tau, float(floors(t).amin().clamp(max=100.0)))
+    bounds = localise(t, tau, float(floors(t).amin().clamp(max=100.0)))
     sampled = estimate(t, tau, samples=2000)
     for (low, high), got in (
-        (found.error, sampled.error),
-        (found.error_expanded, sampled.error_expanded),
-        (found.value, sampled.value),
+        (bounds.error, sampled.error),
+        (bounds.error_expanded, sampled.error_expanded),
+        (bounds.value, sampled.value),
     ):
         for bound, sign in ((low, 1), (high, -1)):
             # Six standard errors of a share whose true value is at the bound.
@@ -87,31 +87,31 @@ def test_the_regret_bound_dominates_the_exact_regret(case: tuple[Tiles, float], 
     given_ = {} if share is None else {
         "delta2": float(floor.clamp(max=100.0).quantile(share)), "beta": float(away.quantile(1 - share))
     }  # fmt: skip
-    found = regret_bound(t, tau, q, **given_)
+    proved = regret_bound(t, tau, q, **given_)
     error, error_expanded = exactly(t, tau)
     value = error - error_expanded
     n = triggered(q, len(value))
     by_margin = np.argsort(g.margin.numpy(), kind="stable")[:n]
     regret = (np.sort(value)[::-1][:n].sum() - value[by_margin].sum()) / len(value)
-    assert regret <= found.bound + TINY
-    assert found.bound <= found.share + TINY
+    assert regret <= proved.bound + TINY
+    assert proved.bound <= proved.share + TINY
     if share is None:
-        assert found.violating == 0
-    assert found.c_q == (min(found.branches.values()) if found.share else 0)
-    assert found.branch == "none" or found.branches[found.branch] == found.c_q
+        assert proved.violating == 0
+    assert proved.c_q == (min(proved.branches.values()) if proved.share else 0)
+    assert proved.branch == "none" or proved.branches[proved.branch] == proved.c_q
 
 
 def test_the_published_share_fails_with_few_tiles() -> None:
     """min(q, 1 - q) undercounts: at q = 0.1 of three tiles one is expanded, a third of them."""
     # Gaps 1, 3, 9 over spreads 7, 23, 15: the margin picks the second tile, the first is worth most.
     t = Tiles.of(torch.tensor([[7.0, 1.0, 0.0], [23.0, 3.0, 0.0], [15.0, 9.0, 0.0]], dtype=torch.float64), 2, 3)
-    found = regret_bound(t, 1.0, 0.1)
+    proved = regret_bound(t, 1.0, 0.1)
     value = exactly(t, 1.0)[0]
     assert (int(gaps(t).margin.argmin()), int(value.argmax())) == (1, 0)
     regret = (value[0] - value[1]) / 3
-    as_published = min(0.1, 1 - 0.1) * found.c_q
-    assert as_published < regret <= found.bound
-    assert found.share == pytest.approx(1 / 3)
+    as_published = min(0.1, 1 - 0.1) * proved.c_q
+    assert as_published < regret <= proved.bound
+    assert proved.share == pytest.approx(1 / 3)
 
 
 def test_the_band_is_sharper_where_spacings_dominate() -> None:
@@ -120,24 +120,24 @@ def test_the_band_is_sharper_where_spacings_dominate() -> None:
     cut = rng.random(n) * 4
     scores = np.stack([20 + 0.05 * rng.random(n) + cut, cut, np.zeros(n), np.full(n, -20.0)], 1)
     t = Tiles.of(torch.from_numpy(scores), 2, 3)
-    found = regret_bound(t, 0.5, 0.4)
-    assert found.regime == "spacing-dominated"
-    assert found.branch == "slope"
-    assert found.band_mass < 0.8
-    assert found.bound == found.band < found.share * found.c_q
+    proved = regret_bound(t, 0.5, 0.4)
+    assert proved.regime == "spacing-dominated"
+    assert proved.branch == "slope"
+    assert proved.band_mass < 0.8
+    assert proved.bound == proved.band < proved.share * proved.c_q
     error, error_expanded = exactly(t, 0.5)
     value = error - error_expanded
     chosen = gaps(t).margin.argsort(stable=True)[: triggered(0.4, n)].numpy()
-    assert (np.sort(value)[::-1][: len(chosen)].sum() - value[chosen].sum()) / n <= found.bound
+    assert (np.sort(value)[::-1][: len(chosen)].sum() - value[chosen].sum()) / n <= proved.bound
 
 
 def test_noise_leaves_the_caps_only() -> None:
     t = Tiles.of(torch.zeros(10, 8), 2, 4)
-    found = regret_bound(t, 1.0, 0.4)
-    assert (found.chi, found.eps_bar, found.branch) == (math.inf, math.inf, "cap")
-    assert found.bound == found.share == 0.4
-    assert found.regime == "noise-dominated"
-    assert math.isnan(found.active_band_mass)  # every cut is a tie
+    proved = regret_bound(t, 1.0, 0.4)
+    assert (proved.chi, proved.eps_bar, proved.branch) == (math.inf, math.inf, "cap")
+    assert proved.bound == proved.share == 0.4
+    assert proved.regime == "noise-dominated"
+    assert math.isnan(proved.active_band_mass)  # every cut is a tie
     assert math.isnan(spread_variation(gaps(t).spread))
 
 

@@ -50,12 +50,12 @@ def measured(q: torch.Tensor, k: torch.Tensor, **options: Any) -> dict[str, dict
     """By scorer, the columns of all tiles; and their ranked scores, one array a cell."""
     policies = [closecall.policy(name, **GRID) for name in ("router", "router-on-quest")]
     parts = list(measure(q, k, policies, scale=SCALE, **options))
-    found = {}
+    rows = {}
     for i, scorer in enumerate(("mean", "quest")):
         names = [c for c in COLUMNS if c not in ("example", "layer")]
-        found[scorer] = {c: np.concatenate([p[i].columns[c].numpy() for p in parts]) for c in names}
-        found[scorer]["scores"] = np.array([row for p in parts for row in p[i].scores.numpy()], dtype=object)
-    return found
+        rows[scorer] = {c: np.concatenate([p[i].columns[c].numpy() for p in parts]) for c in names}
+        rows[scorer]["scores"] = np.array([row for p in parts for row in p[i].scores.numpy()], dtype=object)
+    return rows
 
 
 # -- cells ---------------------------------------------------------------------------------------------------------
@@ -66,50 +66,50 @@ def measured(q: torch.Tensor, k: torch.Tensor, **options: Any) -> dict[str, dict
 def test_cells_are_what_select_and_attention_say(scorer: str, softcap: float) -> None:
     q, k = tensors(exactly=True)
     gold = {9: [3, 5, 9], 12: [2]}  # the tile's own block is forced, not gold
-    found = measured(q, k, softcap=softcap, gold=gold)[scorer]
+    columns = measured(q, k, softcap=softcap, gold=gold)[scorer]
     name = {"mean": "topk", "quest": "quest"}[scorer]
     grid = {key: GRID[key] for key in ("block", "tile", "tile_factor")}
     plain, wide = (closecall.policy(name, budget=b, **grid) for b in (5, 7))
     selections = [closecall.select(q[None], k[None], p, scale=SCALE, backend="reference") for p in (plain, wide)]
     lost = [dropped(q[None], k[None], k[None], s, scale=SCALE, softcap=softcap)[0][0] for s in selections]
-    assert set(found["tile"]) == set(range(7, 13))  # they see 8 to 13 blocks, more than 7
-    assert len(found["tile"]) == 6 * 4
-    for i, (h, t) in enumerate(zip(found["head"], found["tile"], strict=True)):
+    assert set(columns["tile"]) == set(range(7, 13))  # they see 8 to 13 blocks, more than 7
+    assert len(columns["tile"]) == 6 * 4
+    for i, (h, t) in enumerate(zip(columns["head"], columns["tile"], strict=True)):
         rows = slice(16 * t, min(16 * t + 16, N))
-        assert found["margin"][i] == selections[0].margin[0, h, t]
-        assert found["lost"][i] == pytest.approx(float(lost[0][h, rows].mean()), abs=2e-6)
-        assert found["lost_most"][i] == pytest.approx(float(lost[0][h, rows].max()), abs=2e-6)
-        assert found["lost_expanded"][i] == pytest.approx(float(lost[1][h, rows].mean()), abs=2e-6)
-        assert (found["keep"][i], found["expanded"][i], found["visible"][i]) == (3, 5, t + 1)
-        assert found["gold"][i] == {9: 2, 12: 1}.get(int(t), 0)
+        assert columns["margin"][i] == selections[0].margin[0, h, t]
+        assert columns["lost"][i] == pytest.approx(float(lost[0][h, rows].mean()), abs=2e-6)
+        assert columns["lost_most"][i] == pytest.approx(float(lost[0][h, rows].max()), abs=2e-6)
+        assert columns["lost_expanded"][i] == pytest.approx(float(lost[1][h, rows].mean()), abs=2e-6)
+        assert (columns["keep"][i], columns["expanded"][i], columns["visible"][i]) == (3, 5, t + 1)
+        assert columns["gold"][i] == {9: 2, 12: 1}.get(int(t), 0)
         for column, selection in zip(("gold_lost", "gold_lost_expanded"), selections, strict=True):
             kept = selection.kv_idx[0, h, t].tolist()
-            assert found[column][i] == sum(b not in kept for b in gold.get(int(t), []) if b != t)
-        scores = found["scores"][i].astype(np.float64)
-        assert found["cutoff"][i] == pytest.approx(scores[2] - scores[3])
-        assert found["expansion"][i] == pytest.approx(scores[2] - scores[5])
-        assert found["spread"][i] == pytest.approx(scores[0] - scores[3])
+            assert columns[column][i] == sum(b not in kept for b in gold.get(int(t), []) if b != t)
+        scores = columns["scores"][i].astype(np.float64)
+        assert columns["cutoff"][i] == pytest.approx(scores[2] - scores[3])
+        assert columns["expansion"][i] == pytest.approx(scores[2] - scores[5])
+        assert columns["spread"][i] == pytest.approx(scores[0] - scores[3])
         other = np.delete(-np.diff(scores), 2)
-        assert found["floor"][i] == pytest.approx(other.min())
-        assert found["spacing_p50"][i] == pytest.approx(np.quantile(other, 0.5))
+        assert columns["floor"][i] == pytest.approx(other.min())
+        assert columns["spacing_p50"][i] == pytest.approx(np.quantile(other, 0.5))
         weights = np.exp(scores - scores.max())
-        assert found["tail"][i] == pytest.approx(weights[3:].sum() / weights.sum(), rel=1e-5)
-        rounded = torch.from_numpy(found["scores"][i].astype(np.float32)).bfloat16().float().numpy()
-        assert found["cutoff_bf16"][i] == rounded[2] - rounded[3]
-        assert found["ties_bf16"][i] == pytest.approx((np.diff(rounded) == 0).mean())
+        assert columns["tail"][i] == pytest.approx(weights[3:].sum() / weights.sum(), rel=1e-5)
+        rounded = torch.from_numpy(columns["scores"][i].astype(np.float32)).bfloat16().float().numpy()
+        assert columns["cutoff_bf16"][i] == rounded[2] - rounded[3]
+        assert columns["ties_bf16"][i] == pytest.approx((np.diff(rounded) == 0).mean())
 
 
 @pytest.mark.parametrize("scorer", ["mean", "quest"])
 def test_noise_and_estimated_mass_from_rows(scorer: str) -> None:
     q, k = tensors(1)
-    found = measured(q, k)[scorer]
+    columns = measured(q, k)[scorer]
     made_by = closecall.SCORERS[scorer]()
     for i in (3, 17, 23):
-        h, t = int(found["head"][i]), int(found["tile"][i])
+        h, t = int(columns["head"][i]), int(columns["tile"][i])
         rows = q[h, 16 * t : min(16 * t + 16, N)]
         free = made_by.summarise(k[h // 2, 16 : 16 * t].double(), 16)
         scores = SCALE * made_by.row_scores(rows.double(), free)
-        assert found["tau"][i] == pytest.approx(math.sqrt(float(scores.diff(dim=0).square().mean()) / 2), rel=1e-5)
+        assert columns["tau"][i] == pytest.approx(math.sqrt(float(scores.diff(dim=0).square().mean()) / 2), rel=1e-5)
         position = torch.arange(16 * t, 16 * t + len(rows))
         forced = torch.cat([torch.arange(16), torch.arange(16 * t, 16 * t + len(rows))])
         logits = SCALE * rows.double() @ k[h // 2, forced].double().mT
@@ -117,8 +117,8 @@ def test_noise_and_estimated_mass_from_rows(scorer: str) -> None:
         guess = 16 * scores.exp()
         order = scores.amax(0).sort(descending=True, stable=True).indices
         share = guess[:, order] / (exact + guess.sum(1))[:, None]
-        assert found["estimated"][i] == pytest.approx(float(share[:, 3:].sum(1).mean()), rel=1e-4)
-        assert found["estimated_expanded"][i] == pytest.approx(float(share[:, 5:].sum(1).mean()), rel=1e-4)
+        assert columns["estimated"][i] == pytest.approx(float(share[:, 3:].sum(1).mean()), rel=1e-4)
+        assert columns["estimated_expanded"][i] == pytest.approx(float(share[:, 5:].sum(1).mean()), rel=1e-4)
 
 
 def test_shares_are_a_softmax_by_block() -> None:
@@ -188,13 +188,13 @@ def test_a_dump_comes_back_as_it_was(tmp_path: Path) -> None:
     dump = Dump(path)
     assert dump.facts["model"] == "made up"
     assert Dump(path.parent).path == path
-    found = dump.columns(["example", "layer", "tile", "head", "margin", "lost"], "made")
-    assert found["tile"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert found["head"].tolist() == [0, 1] * 3
-    assert set(found["example"]) == {7}
-    assert set(found["layer"]) == {1}
-    assert (found["lost"] == 0.25).all()
-    assert found["margin"].tolist() == torch.cat([c.columns["margin"] for c in cells]).tolist()
+    columns = dump.columns(["example", "layer", "tile", "head", "margin", "lost"], "made")
+    assert columns["tile"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert columns["head"].tolist() == [0, 1] * 3
+    assert set(columns["example"]) == {7}
+    assert set(columns["layer"]) == {1}
+    assert (columns["lost"] == 0.25).all()
+    assert columns["margin"].tolist() == torch.cat([c.columns["margin"] for c in cells]).tolist()
     (scores,) = dump.scores("made")
     assert scores.shape == (6, 8)
     assert scores[2, :7].tolist() == cells[1].scores[0].tolist()

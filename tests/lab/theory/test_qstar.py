@@ -26,29 +26,29 @@ VALUES = st.lists(st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0]), min_size=1, max
 @given(VALUES, st.data(), st.sampled_from([0.0, 0.05, 0.125, 0.3, 2.0]))
 def test_no_other_choice_is_worth_more_at_a_price(value: list[float], data: st.DataObject, price: float) -> None:
     extra = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=len(value), max_size=len(value))))
-    found = at_price(made_up(value), extra, price)
+    allocation = at_price(made_up(value), extra, price)
     v = torch.tensor(value)
 
     def worth(fired: torch.Tensor) -> float:
         return float(v[fired].sum()) - price * int(extra[fired].sum())
 
     choices = (torch.tensor(c) for c in itertools.product([False, True], repeat=len(value)))
-    assert worth(found.fired) == pytest.approx(max(map(worth, choices)))
-    assert found.cost == int(extra[found.fired].sum())
-    assert found.avoided == pytest.approx(float(v[found.fired].sum()))
-    assert found.q == pytest.approx(float(found.fired.double().mean()))
+    assert worth(allocation.fired) == pytest.approx(max(map(worth, choices)))
+    assert allocation.cost == int(extra[allocation.fired].sum())
+    assert allocation.avoided == pytest.approx(float(v[allocation.fired].sum()))
+    assert allocation.q == pytest.approx(float(allocation.fired.double().mean()))
 
 
 @given(VALUES, st.integers(0, 20))
 def test_no_other_choice_of_equal_tiles_avoids_more(value: list[float], cost: int) -> None:
     extra = torch.full((len(value),), 3)
-    found = at_cost(made_up(value), extra, cost)
-    assert found.cost <= cost
-    assert found.avoided == pytest.approx(sum(sorted(value, reverse=True)[: cost // 3]))
-    if found.cost:
-        assert found.price == pytest.approx(min(torch.tensor(value)[found.fired]).item() / 3)
+    allocation = at_cost(made_up(value), extra, cost)
+    assert allocation.cost <= cost
+    assert allocation.avoided == pytest.approx(sum(sorted(value, reverse=True)[: cost // 3]))
+    if allocation.cost:
+        assert allocation.price == pytest.approx(min(torch.tensor(value)[allocation.fired]).item() / 3)
     else:
-        assert found.price == math.inf
+        assert allocation.price == math.inf
 
 
 def test_by_layer_and_against_a_trigger() -> None:
@@ -71,12 +71,12 @@ def test_noise_does_not_flatter() -> None:
 
 
 def test_what_has_no_price() -> None:
-    found = made_up([0.5, 0.5])
+    sampled = made_up([0.5, 0.5])
     with pytest.raises(ValueError, match="price must be a number of at least 0"):
-        at_price(found, torch.tensor([1, 1]), math.nan)
+        at_price(sampled, torch.tensor([1, 1]), math.nan)
     with pytest.raises(ValueError, match="cost must be at least 0"):
-        at_cost(found, torch.tensor([1, 1]), -1)
+        at_cost(sampled, torch.tensor([1, 1]), -1)
     with pytest.raises(ValueError, match=r"extra must be int64 \[2\]"):
-        at_price(found, torch.tensor([1]), 0.1)
+        at_price(sampled, torch.tensor([1]), 0.1)
     with pytest.raises(ValueError, match="extra must be at least 0, got -1"):
-        at_price(found, torch.tensor([1, -1]), 0.1)
+        at_price(sampled, torch.tensor([1, -1]), 0.1)

@@ -34,16 +34,16 @@ def test_what_was_dropped(softcap: float, packed: bool) -> None:
 def test_tightness_is_truth_beside_bound() -> None:
     q, k, v = inputs("sink", 512, 0)
     selection = closecall.select(q, k, closecall.policy("quest", budget=2))
-    found = tightness(q, k, v, selection)
+    tight = tightness(q, k, v, selection)
     certificate = certify(q, k, v, selection)
     mass, error = dropped(q, k, v, selection)
     cut = certificate.mass > 0
-    assert found.mass == pytest.approx(float(mass[cut].mean()))
-    assert found.mass_bound == pytest.approx(float(certificate.mass[cut].double().mean()))
-    assert found.error == pytest.approx(float(error[cut].mean()))
-    assert found.error_bound == pytest.approx(float(certificate.error[cut].double().mean()))
-    assert 0 < found.mass <= found.mass_bound
-    assert found.certified == certificate.certified(0.1) <= found.certifiable
+    assert tight.mass == pytest.approx(float(mass[cut].mean()))
+    assert tight.mass_bound == pytest.approx(float(certificate.mass[cut].double().mean()))
+    assert tight.error == pytest.approx(float(error[cut].mean()))
+    assert tight.error_bound == pytest.approx(float(certificate.error[cut].double().mean()))
+    assert 0 < tight.mass <= tight.mass_bound
+    assert tight.certified == certificate.certified(0.1) <= tight.certifiable
 
 
 def test_the_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:

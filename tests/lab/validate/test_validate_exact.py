@@ -37,18 +37,18 @@ def test_attention_and_its_bounds(name: str) -> None:
     q, k, v = case.tensors(CPU)
     selection = closecall.select(q, k, case.policy(), scale=case.scale, backend="reference", **case.arguments())
     scale = case.scale or case.dim**-0.5
-    mine = exact.attend(q, k, v, selection, scale, case.softcap, U)
+    attended = exact.attend(q, k, v, selection, scale, case.softcap, U)
     theirs = oracle.attend(q, k, v, kept_of(selection), plan_of(case), scale, case.softcap)
-    for a, b in ((mine.out, theirs.out), (mine.lse, theirs.lse)):
+    for a, b in ((attended.out, theirs.out), (attended.lse, theirs.lse)):
         np.testing.assert_allclose(a.numpy(), b, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(mine.lse_error.numpy(), theirs.lse_error, rtol=1e-9)
+    np.testing.assert_allclose(attended.lse_error.numpy(), theirs.lse_error, rtol=1e-9)
     if q.dtype == torch.float16:  # ours also lets weights be rounded to float16, as tensor cores need it
-        assert (mine.out_error.numpy() >= theirs.out_error).all()
+        assert (attended.out_error.numpy() >= theirs.out_error).all()
         # No more than two roundings to float16 where the brute force has one, and the smallest weights' own.
         room = 2.0**-11 * 1.02 * v.double().abs().max() + 2.0**-25 * 1.01 * v.double().abs().sum(2).max()
-        assert (mine.out_error.numpy() <= theirs.out_error + room.item()).all()
+        assert (attended.out_error.numpy() <= theirs.out_error + room.item()).all()
     else:
-        np.testing.assert_allclose(mine.out_error.numpy(), theirs.out_error, rtol=1e-9)
+        np.testing.assert_allclose(attended.out_error.numpy(), theirs.out_error, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "65 keys"])
@@ -57,21 +57,21 @@ def test_scores_margins_and_their_bounds(name: str) -> None:
     q, k, _ = case.tensors(CPU)
     geometry = closecall.select(q, k, p, scale=case.scale, backend="reference", **case.arguments()).geometry
     scale = case.scale or case.dim**-0.5
-    mine = exact.scores(q, k, p, geometry, scale, U)
+    scored = exact.scores(q, k, p, geometry, scale, U)
     wide = oracle.exact(q), oracle.exact(k)
     assert p.scorer is not None
     for tile in plan_of(case):
         for h in range(case.heads):
             at = (tile.batch, h, tile.number)
             theirs = oracle.block_scores(*wide, tile, h, p.scorer.name, p.aggregate, scale, p.sinks, U)
-            assert mine.free[tile.batch, 0, tile.number].nonzero()[:, 0].tolist() == sorted(theirs)
+            assert scored.free[tile.batch, 0, tile.number].nonzero()[:, 0].tolist() == sorted(theirs)
             for block, (score, error) in theirs.items():
-                assert float(mine.score[at][block]) == pytest.approx(score, rel=1e-12, abs=1e-12)
-                assert float(mine.error[at][block]) == pytest.approx(error, rel=1e-9)
+                assert float(scored.score[at][block]) == pytest.approx(score, rel=1e-12, abs=1e-12)
+                assert float(scored.error[at][block]) == pytest.approx(error, rel=1e-9)
             value, error = oracle.margin_of(theirs, tile, p.rule.tile_budget, p.sinks)  # type: ignore[attr-defined]
-            got = float(mine.margin[at])
+            got = float(scored.margin[at])
             if np.isnan(value):
                 assert np.isnan(got)
             else:
                 assert got == pytest.approx(value, rel=1e-9, abs=1e-12)
-                assert float(mine.margin_error[at]) == pytest.approx(min(1.0, error + 4 * U), rel=1e-6)
+                assert float(scored.margin_error[at]) == pytest.approx(min(1.0, error + 4 * U), rel=1e-6)

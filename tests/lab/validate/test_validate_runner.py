@@ -168,14 +168,14 @@ def test_results_of_other_code_are_not_taken(tmp_path: Path, monkeypatch: pytest
 def test_the_fingerprint_is_of_every_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "fingerprint", FINGERPRINT)
     monkeypatch.setattr(closecall, "__file__", str(tmp_path / "__init__.py"))
-    found = [runner.fingerprint()]
+    fingerprints = [runner.fingerprint()]
     for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2"), ("sub/c.py", "")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-        found.append(runner.fingerprint())
-    assert len(set(found)) == len(found)
+        fingerprints.append(runner.fingerprint())
+    assert len(set(fingerprints)) == len(fingerprints)
     (tmp_path / "notes.txt").write_text("no source")
-    assert runner.fingerprint() == found[-1]
+    assert runner.fingerprint() == fingerprints[-1]
 
 
 def test_a_case_that_needs_more_memory_than_there_is_is_skipped(
@@ -278,14 +278,14 @@ def test_a_whole_run_on_a_faked_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     settings = dataclasses.replace(SMALL, contenders=("dense", "topk"), inputs=("gaussian", "clustered"))
     names = ["50 repeats*topk", "*graph capture: *", "two streams at once: auto", "the other GPUs: decode"]
     assert not runner.run(on, faked, [*FEW[:1], *matching(names)], settings, tmp_path)
-    found = {r["cell"].get("case", r["cell"].get("inputs")): r["result"] for r in records(tmp_path)}
+    stored = {r["cell"].get("case", r["cell"].get("inputs")): r["result"] for r in records(tmp_path)}
     assert len(captured) == len(POLICIES) + 4  # auto, decode, packed, padded
-    assert found["no host synchronisation, graph capture: topk"]["problem"] == "it waits"
-    assert found["no host synchronisation, graph capture: packed"]["problem"] is None
-    assert found["50 repeats, bit for bit: topk"] == {"problem": None, "repeats": 3}
-    assert found["two streams at once: auto"] == {"problem": None, "streams": 2}
-    assert found["the other GPUs: decode"]["cpu"]["device"] == "Fake 100"
-    timed = found["gaussian"]
+    assert stored["no host synchronisation, graph capture: topk"]["problem"] == "it waits"
+    assert stored["no host synchronisation, graph capture: packed"]["problem"] is None
+    assert stored["50 repeats, bit for bit: topk"] == {"problem": None, "repeats": 3}
+    assert stored["two streams at once: auto"] == {"problem": None, "streams": 2}
+    assert stored["the other GPUs: decode"]["cpu"]["device"] == "Fake 100"
+    timed = stored["gaussian"]
     rows = {row["name"]: row for row in timed["rows"]}
     assert list(rows) == ["sdpa flash", "dense", "topk"]
     assert timed["best_dense"] == "sdpa flash"
@@ -299,7 +299,7 @@ def test_a_whole_run_on_a_faked_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert rows["topk"]["over_dense"] == 2
     assert rows["topk"]["wall"] == 1.5  # 10 + 5 over 5 + 5
     assert rows["sdpa flash"]["extra_mib"] == 3 - 4 * 2 * 768 * 32 / 2**20
-    assert found["clustered"]["rows"][2]["together"] > rows["topk"]["together"]
+    assert stored["clustered"]["rows"][2]["together"] > rows["topk"]["together"]
     page = (tmp_path / "validate.md").read_text()
     assert "- capability: 9.0" in page
     assert "by events on the device's stream" in page

@@ -409,8 +409,8 @@ def test_stats_are_what_was_measured(model: Any, ran: list[tuple[Any, Ran]]) -> 
         for length in (300, 150, 40):
             model(tokens(1, length, seed=length))
     for layer, stats in handle.stats().items():  # also after detaching
-        mine = [call for i, (_, call) in enumerate(ran) if i % 3 == layer]
-        kept = [call.kept for call in mine if call.kept is not None]
+        calls = [call for i, (_, call) in enumerate(ran) if i % 3 == layer]
+        kept = [call.kept for call in calls if call.kept is not None]
         assert (stats["calls"], stats["sparse_calls"]) == (3, len(kept)) == (3, 2)
         counts = torch.cat([s.counts.flatten() for s in kept]).double()
         visible = torch.cat([s.geometry.visible.expand(s.counts.shape[1], -1).flatten() for s in kept])
@@ -424,8 +424,8 @@ def test_stats_are_what_was_measured(model: Any, ran: list[tuple[Any, Ran]]) -> 
         for quantile in (0.1, 0.5, 0.9):
             exact = np.quantile(margins.numpy(), quantile, method="inverted_cdf")
             assert stats[f"margin_p{quantile * 100:.0f}"] == pytest.approx(exact, abs=1 / 4096)
-        assert stats["select_seconds"] == pytest.approx(sum(call.select_seconds for call in mine))
-        assert stats["attend_seconds"] == pytest.approx(sum(call.attend_seconds for call in mine))
+        assert stats["select_seconds"] == pytest.approx(sum(call.select_seconds for call in calls))
+        assert stats["attend_seconds"] == pytest.approx(sum(call.attend_seconds for call in calls))
         assert stats["select_seconds"] > 0
 
 

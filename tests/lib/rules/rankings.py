@@ -78,11 +78,11 @@ def bounds(case: Drawn, cell: Cell, tile_budget: int, least: int, most: int) -> 
 
 
 def pools(case: Drawn, kind: str) -> list[list[Cell]]:
-    found = []
+    listed = []
     for places in case.sequences.values():
         cells = [(b, h, t) for b, t in places for h in range(case.heads)]
         if kind == "layer":
-            found.append(cells)
+            listed.append(cells)
         else:
-            found += [[c for c in cells if (c[0], c[2]) == place] for place in places]
-    return found
+            listed += [[c for c in cells if (c[0], c[2]) == place] for place in places]
+    return listed

@@ -42,35 +42,35 @@ def settled(case: Drawn, inner: torch.Tensor, rule: LastTile) -> dict[Any, int]:
     """Counts by plain Python: in turns every payer that still can gives one block, earlier tiles first, and every
     protected tile that still wants takes one, later tiles first."""
     budget, n = rule.tile_budget, rule.tiles
-    found = {c: int(inner[c]) for c in case.scores}
+    counts = {c: int(inner[c]) for c in case.scores}
     for places in case.sequences.values():
         last, others = places[-n:], places[:-n]
         for h in range(case.heads):
-            room = {(b, h, t): int(case.ranked.visible[b, t]) - found[b, h, t] for b, t in reversed(last)}
+            room = {(b, h, t): int(case.ranked.visible[b, t]) - counts[b, h, t] for b, t in reversed(last)}
 
             def taking(factor: float, room: dict[Any, int] = room) -> list[Any]:
-                wants = {c: min(math.floor(factor * found[c]) - found[c], room[c]) for c in room}
+                wants = {c: min(math.floor(factor * counts[c]) - counts[c], room[c]) for c in room}
                 return [c for turn in range(20) for c in wants if wants[c] > turn]
 
             takes = taking(100 if isinstance(rule.factor, str) else rule.factor)
             if not rule.pay:
                 for cell in takes:
-                    found[cell] += 1
+                    counts[cell] += 1
                 continue
             can = {
-                (b, h, t): (found[b, h, t] - int(case.ranked.forced[b, t])) // 2
+                (b, h, t): (counts[b, h, t] - int(case.ranked.forced[b, t])) // 2
                 for b, t in others
                 if int(case.ranked.visible[b, t]) > budget
             }
             gives = [c for turn in range(20) for c in can if can[c] > turn]
-            free = sum(found[b, h, t] - int(case.ranked.forced[b, t]) for b, h, t in can)
+            free = sum(counts[b, h, t] - int(case.ranked.forced[b, t]) for b, h, t in can)
             gives = gives[: math.floor(Fraction(str(rule.give)) * free)]
             if isinstance(rule.factor, str) and len(gives) < len(takes):  # all they see, or up to twice as many
                 takes = taking(2)
             for giver, taker in zip(gives, takes, strict=False):
-                found[giver] -= 1
-                found[taker] += 1
-    return found
+                counts[giver] -= 1
+                counts[taker] += 1
+    return counts
 
 
 @pytest.mark.parametrize("pay", [True, False])

@@ -44,12 +44,12 @@ def test_spend_takes_the_most_wanted_slots(seed: int) -> None:
     got = spend(wanted, low, high, pool, total, later_first(shape, torch.device("cpu"))).view(shape)
     cells = torch.arange(n).view(shape)
     for p in range(3):
-        mine = [tuple(c) for c in (pool.view(shape) == p).nonzero().tolist()]
-        at = {c: int(cells[c]) for c in mine}
+        members = [tuple(c) for c in (pool.view(shape) == p).nonzero().tolist()]
+        at = {c: int(cells[c]) for c in members}
         # One batch row after the other: within a pool of several, ties go to the first row.
-        expected = greedy_rows({c: wanted[at[c]].tolist() for c in mine}, {c: int(low[at[c]]) for c in mine},
-                               {c: int(high[at[c]]) for c in mine}, int(total[p]))  # fmt: skip
-        assert {c: int(got[c]) for c in mine} == expected
+        expected = greedy_rows({c: wanted[at[c]].tolist() for c in members}, {c: int(low[at[c]]) for c in members},
+                               {c: int(high[at[c]]) for c in members}, int(total[p]))  # fmt: skip
+        assert {c: int(got[c]) for c in members} == expected
 
 
 def greedy_rows(wanted: Any, low: Any, high: Any, total: int) -> Any:
@@ -80,13 +80,13 @@ def wanted_by(rule: Pooled, scores: list[float]) -> list[Any]:
 
 
 def expected_counts(case: Drawn, rule: Pooled, *, pool: str) -> dict[tuple[int, int, int], int]:
-    found = {}
+    expected = {}
     for cells in pools(case, pool):
         limits = {c: bounds(case, c, rule.tile_budget, rule.least, rule.most) for c in cells}
         wanted = {c: wanted_by(rule, case.scores[c]) for c in cells}
         low, high = ({c: limits[c][i] for c in cells} for i in (0, 1))
-        found |= greedy(wanted, low, high, sum(limits[c][2] for c in cells))
-    return {c: n + int(case.ranked.forced[c[0], c[2]]) for c, n in found.items()}
+        expected |= greedy(wanted, low, high, sum(limits[c][2] for c in cells))
+    return {c: n + int(case.ranked.forced[c[0], c[2]]) for c, n in expected.items()}
 
 
 @pytest.mark.parametrize("pool", ["layer", "tile"])
@@ -204,12 +204,12 @@ def tensors(seed: int, batch: int, length: int) -> tuple[torch.Tensor, torch.Ten
 
 def policies(**changes: Any) -> dict[str, Policy]:
     grid: dict[str, Any] = {"scorer": SCORERS["quest"](), "block": 8, "tile": 8}
-    found = {}
+    by_name = {}
     for cls in RULE_CLASSES:
         for pool in ("layer", "tile"):
             made = cls(**{"budget": 5, "tile_factor": 1, "among": pool} | changes)
-            found[f"{cls.name} {pool}"] = Policy(rule=made, **grid)
-    return found
+            by_name[f"{cls.name} {pool}"] = Policy(rule=made, **grid)
+    return by_name
 
 
 @pytest.mark.parametrize("name", policies())

@@ -85,14 +85,14 @@ def summary_scores(name: str, s: Sequence, given: float) -> tuple[np.ndarray, np
 
 
 def oracle_scores(name: str, s: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    found = np.full((len(s.mine), len(s.tile.visible)), -np.inf)
+    scores = np.full((len(s.mine), len(s.tile.visible)), -np.inf)
     for i, (row, position) in enumerate(zip(s.mine, s.tile.positions, strict=True)):
         logits = s.logits(row, position)
         for b in s.tile.visible:
             there = logits[b * s.block : min((b + 1) * s.block, position + 1)]
             if len(there):
-                found[i, b] = there.max() if name == "true-max" else np.log(np.exp(there).sum())
-    return found, found + (math.log(s.block) if name == "true-max" else 0.0)
+                scores[i, b] = there.max() if name == "true-max" else np.log(np.exp(there).sum())
+    return scores, scores + (math.log(s.block) if name == "true-max" else 0.0)
 
 
 def h2o(s: Sequence) -> np.ndarray:
@@ -129,21 +129,21 @@ def minference_block(s: Sequence) -> np.ndarray:
 
 
 def moba(s: Sequence, gates: int) -> np.ndarray:
-    found = np.zeros((len(s.mine), len(s.tile.visible)))
+    scores = np.zeros((len(s.mine), len(s.tile.visible)))
     for i, (row, position) in enumerate(zip(s.mine, s.tile.positions, strict=True)):
         own = position // s.block
         products = np.array([s.scale * (row @ s.keys(b).mean(0)) for b in range(own)])
-        found[i, :own] = softmax(products) if own else 0.0
+        scores[i, :own] = softmax(products) if own else 0.0
         for b in sorted(range(own), key=lambda b: -products[b])[: gates - 1]:
-            found[i, b] += 1
-        found[i, own] += 1
-    return found
+            scores[i, b] += 1
+        scores[i, own] += 1
+    return scores
 
 
 def nsa(s: Sequence, parts: int) -> np.ndarray:
     step = s.block // parts
     starts = range(0, len(s.k) - 2 * step + 1, step)
-    found = np.zeros((len(s.mine), len(s.tile.visible)))
+    scores = np.zeros((len(s.mine), len(s.tile.visible)))
     for rows in s.sharing:
         for i, (row, position) in enumerate(zip(rows, s.tile.positions, strict=True)):
             ends = [a + 2 * step - 1 for a in starts]
@@ -153,13 +153,13 @@ def nsa(s: Sequence, parts: int) -> np.ndarray:
             ]
             for a, p in zip(starts, softmax(np.array(products)), strict=True):
                 for stretch in (a, a + step):
-                    if stretch // s.block < found.shape[1]:
-                        found[i, stretch // s.block] += p / 2
-    return found
+                    if stretch // s.block < scores.shape[1]:
+                        scores[i, stretch // s.block] += p / 2
+    return scores
 
 
 def xattention(s: Sequence, stride: int) -> np.ndarray:
-    n_rows, found = len(s.mine), []
+    n_rows, scores = len(s.mine), []
     for at in range(0, n_rows, stride):
         group = range(at, min(at + stride, n_rows))
         logits = []
@@ -174,8 +174,8 @@ def xattention(s: Sequence, stride: int) -> np.ndarray:
         for c, p in enumerate(given):
             if c * stride // s.block < len(votes):
                 votes[c * stride // s.block] += p
-        found.append(votes)
-    return np.stack(found)
+        scores.append(votes)
+    return np.stack(scores)
 
 
 def row_scores(name: str, given: float, s: Sequence) -> tuple[np.ndarray, np.ndarray]:

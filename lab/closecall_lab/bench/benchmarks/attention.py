@@ -1,5 +1,5 @@
 """Times selection + attention over a whole prompt against torch SDPA, our own kernel run dense, and compiled
-FlexAttention on the same blocks. Finished cells are kept: the same command goes on where it was stopped."""
+FlexAttention on the same blocks. Finished cells are kept: run the same command again to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times a sparse decoding step when its selection reads every key, and when it goes on from kept summaries."""
+"""Times a sparse decoding step when its selection reads every key, and when it continues from kept summaries."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Times selection and attention over whole prompts, and measures their memory, from 8K to a million tokens, and fits
-exponents. Dense attention of long prompts, which would take hours, is measured on fewer rows and multiplied, and marked
-so. Finished cells are kept: the same command goes on."""
+"""Times selection and attention over whole prompts, from 8K to a million tokens, measures their memory, and fits
+exponents. Dense attention of long prompts would take hours: it is measured on fewer rows, multiplied, and marked as
+such. Finished cells are kept: run the same command again to continue."""
 
 from __future__ import annotations
 

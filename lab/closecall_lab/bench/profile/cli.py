@@ -66,11 +66,13 @@ def profile_options(parser: Parser) -> None:
         "--dtypes", "--dtype", metavar="TYPE,...", help="of fp32, bf16, fp16 (fp32,bf16; a model's own)"
     )
     parser.add_argument("--threads", metavar="N,...", default="all", help="thread counts (%(default)s)")
-    parser.add_argument("--rounds", metavar="N", default="5", help="laps of every contender (%(default)s)")
+    parser.add_argument("--rounds", metavar="N", default="5", help="runs of every contender (%(default)s)")
     parser.add_argument("--head-groups", metavar="G", default="1", help="key heads to measure, or `all` (%(default)s)")
-    parser.add_argument("--query-heads", metavar="H", help="of one group, only so many query heads (all of them)")
-    parser.add_argument("--dense-heads", metavar="H", help="query heads the dense baselines run on (as policies)")
-    parser.add_argument("--rows", metavar="R", default="2k", help="rows for all but attention, or `all` (%(default)s)")
+    parser.add_argument("--query-heads", metavar="H", help="query heads of a group to measure (all of them)")
+    parser.add_argument("--dense-heads", metavar="H", help="query heads to run the dense baselines on (as policies)")
+    parser.add_argument(
+        "--rows", metavar="R", default="2k", help="rows to run the rest of the layer on, or `all` (%(default)s)"
+    )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 (the best there is)")
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
 

@@ -1,7 +1,7 @@
 """Splits one prefill into parts: what selection spends on what, attention, and everything else in the model.
 
-Seen from outside, at seams that are there anyway: transformers' registry of attention functions, and the backend that
-our function asks for. While nobody watches, nothing is slower.
+Times are taken from outside, at the calls into transformers' registry of attention functions and into the backend. When
+nothing is watched, nothing is slower.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _ratio(above: Sequence[Lap], below: Sequence[Lap], of: Callable[[Lap], float
 
 
 def _bound(rest: Sequence[Lap], mine: Sequence[Lap]) -> list[float]:
-    """Amdahl: only attention changed, everything else takes what it takes the baseline's model."""
+    """Amdahl's law: only attention changes, and everything else takes as long as in the baseline's model."""
     return [elsewhere(r) + allowed(m) for r, m in zip(rest, mine, strict=True)]
 
 

@@ -88,27 +88,27 @@ def streams(case: Case, device: Device, backend: str) -> Facts:
 
 def second(case: Case, device: Device, backend: str) -> Facts:
     """The other devices, while the first one stays the current one."""
-    mine = _call(case, device, backend)[1]().cpu()
+    ours = _call(case, device, backend)[1]().cpu()
     facts: Facts = {}
     for other in device.others():
         check(case, other, backend)
         same_kind = other.facts()["device"] == device.facts()["device"]
         theirs = _call(case, other, backend)[1]().cpu()
-        if same_kind and not same_bits(theirs, mine):
-            raise WrongAnswerError(f"{other.place} gives other bits than {device.place}: {_differs(theirs, mine)}")
+        if same_kind and not same_bits(theirs, ours):
+            raise WrongAnswerError(f"{other.place} gives other bits than {device.place}: {_differs(theirs, ours)}")
         facts[str(other.place)] = other.facts()
     return facts
 
 
 def _listed() -> list[Behaviour]:
     cases = [*(Case(preset, preset) for preset in PRESETS), DECODE, PACKED, PADDED]
-    found = [Behaviour(f"{REPEATS} repeats, bit for bit: {case.name}", case, repeats, gpu=False) for case in cases]
-    found += [Behaviour(f"no host synchronisation, graph capture: {case.name}", case, capture) for case in cases]
+    checks = [Behaviour(f"{REPEATS} repeats, bit for bit: {case.name}", case, repeats, gpu=False) for case in cases]
+    checks += [Behaviour(f"no host synchronisation, graph capture: {case.name}", case, capture) for case in cases]
     fresh = [Case("router-on-quest", keys=907), Case("auto", "auto", keys=909)]
     fresh.append(Case("packed", packed=(501, 400), keys=901))
-    found += [Behaviour(f"two streams at once: {case.name}", case, streams) for case in fresh]
-    found += [Behaviour(f"the other GPUs: {case.name}", case, second) for case in (Case("router-on-quest"), DECODE)]
-    return found
+    checks += [Behaviour(f"two streams at once: {case.name}", case, streams) for case in fresh]
+    checks += [Behaviour(f"the other GPUs: {case.name}", case, second) for case in (Case("router-on-quest"), DECODE)]
+    return checks
 
 
 BEHAVIOURS = tuple(_listed())

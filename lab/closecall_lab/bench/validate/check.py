@@ -54,11 +54,11 @@ def worst(got: Tensor, expected: Tensor, budget: Tensor, what: str) -> Used:
     # A bound of zero is for what must be exact: any error at all is infinitely too much.
     share = torch.where(error > 0, error / budget, 0.0)
     at = int(share.argmax())
-    found = Used(float(error[at]), float(budget[at]))
+    used = Used(float(error[at]), float(budget[at]))
     if float(share[at]) > 1:
         place = [int(i) for i in torch.unravel_index(torch.tensor(at), expected.shape)]
-        raise WrongAnswerError(f"{what} at {place} is off by {found.error:.3g}, its bound is {found.budget:.3g}")
-    return found
+        raise WrongAnswerError(f"{what} at {place} is off by {used.error:.3g}, its bound is {used.budget:.3g}")
+    return used
 
 
 def _expected_counts(p: Policy, selection: Selection) -> Tensor:

@@ -42,11 +42,11 @@ def add_validate(commands: Commands) -> None:
         "validate",
         help="is it right and fast on this device? checks against the reference, then timings",
         description="Checks a backend against the reference and float64 on a fixed list of cases, and that it gives\n"
-        "the same bits again, on every stream and GPU, and from a CUDA graph. Then times everybody's dense attention\n"
-        "and our policies in turn. Leaves one JSON and one Markdown file, and ends in a verdict: right or not, and\n"
+        "the same bits again, on every stream and GPU, and from a CUDA graph. Then times all dense attention there is\n"
+        "and our policies in turn. Writes one JSON and one Markdown file, and ends with a verdict: right or not, and\n"
         "from which context on faster than the best dense.\n"
-        "What is done is kept: the same command goes on where it was stopped, and tries again what failed.\n"
-        "Ends with code 1 if anything is wrong.",
+        "Finished work is kept: the same command continues, and repeats what failed.\n"
+        "The exit code is 1 if anything is wrong.",
     )
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 (cuda where there is one)")
     parser.add_argument(
@@ -58,9 +58,7 @@ def add_validate(commands: Commands) -> None:
     parser.add_argument("--case", metavar="PATTERN", action="append", default=[], help="only cases like 'decode*'")
     parser.add_argument("--list", action="store_true", help="name the cases and exit")
     parser.add_argument("--no-timing", action="store_true", help="check only")
-    parser.add_argument(
-        "--vllm", metavar="MODEL", help="also serve MODEL in vLLM, by turns with its attention and ours"
-    )
+    parser.add_argument("--vllm", metavar="MODEL", help="also run MODEL in vLLM, with its attention and with ours")
 
     def default(key: str) -> str:
         quick = "; ".join(f"with --quick {QUICK[d][key]} ({d})" for d in QUICK if key in QUICK[d])
@@ -104,26 +102,26 @@ def _settings(args: argparse.Namespace, place: str) -> Any:
     from . import draws, speed
 
     defaults = (CPU if place == "cpu" else CUDA) | (QUICK["cpu" if place == "cpu" else "cuda"] if args.quick else {})
-    given = {key: value if (value := getattr(args, key)) is not None else defaults[key] for key in CUDA}
+    chosen = {key: value if (value := getattr(args, key)) is not None else defaults[key] for key in CUDA}
     numbers = {
-        key: count(f"--{key.replace('_', '-')}")(given[key])
+        key: count(f"--{key.replace('_', '-')}")(chosen[key])
         for key in ("heads", "kv_heads", "dim", "intermediate", "budget")
     }
     if numbers["heads"] % numbers["kv_heads"]:
         raise ValueError(f"--heads {numbers['heads']} is not a multiple of --kv-heads {numbers['kv_heads']}")
-    if not given["seconds"] > 0:
-        raise ValueError(f"--seconds must be above 0, got {given['seconds']}")
+    if not chosen["seconds"] > 0:
+        raise ValueError(f"--seconds must be above 0, got {chosen['seconds']}")
     without_flex = tuple(name for name in speed.CONTENDERS if name != speed.FLEX)
     contenders = without_flex if args.quick and place == "cpu" else speed.CONTENDERS
     if args.contenders is not None:
         contenders = each("--contenders", args.contenders, one_of("--contenders", speed.CONTENDERS))
     return speed.Speed(
-        contexts=counts("--contexts", given["contexts"]),
-        dtype=one_of("--dtype", TYPES)(given["dtype"]),
+        contexts=counts("--contexts", chosen["contexts"]),
+        dtype=one_of("--dtype", TYPES)(chosen["dtype"]),
         contenders=contenders,
         repeats=count("--repeats")(args.repeats),
-        inputs=each("--inputs", given["inputs"], one_of("--inputs", draws.KINDS)),
-        seconds=given["seconds"],
+        inputs=each("--inputs", chosen["inputs"], one_of("--inputs", draws.KINDS)),
+        seconds=chosen["seconds"],
         **numbers,
     )
 

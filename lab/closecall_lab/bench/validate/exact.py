@@ -36,7 +36,7 @@ class Scores:
 
 
 def scores(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float, u: float) -> Scores:
-    """For policies whose rule ranks blocks. All tensors on the CPU."""
+    """Exact tile scores and margins with their bounds, for rules that rank blocks. All tensors on the CPU."""
     assert policy.scorer is not None
     assert isinstance(policy.rule, TopK)
     wide_q, wide_k = q.double(), k.double()

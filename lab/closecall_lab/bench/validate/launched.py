@@ -19,13 +19,13 @@ def _constants(compiled: Any) -> dict[str, int]:
 
 
 def _facts(name: str, launches: int, compiled: Any) -> Facts:
-    told = compiled.metadata
+    metadata = compiled.metadata
     return {
         "kernel": name,
         "launches": launches,
-        "num_warps": told.num_warps,
-        "num_stages": told.num_stages,
-        "shared_bytes": told.shared,
+        "num_warps": metadata.num_warps,
+        "num_stages": metadata.num_stages,
+        "shared_bytes": metadata.shared,
         "registers": compiled.n_regs,
         "spills": compiled.n_spills,
         "sizes": _constants(compiled),

@@ -59,17 +59,17 @@ def _words(found: dict[int, Facts]) -> str:
 def _faster(name: str, timed: Measured) -> str | None:
     """One contender's sentence; None if it was not timed."""
     kinds = list(dict.fromkeys(cell["inputs"] for cell, _ in timed))
-    found = {kind: there for kind in kinds if (there := _found(name, timed, kind, "speedup"))}
-    if not found:
+    speedups = {kind: there for kind in kinds if (there := _found(name, timed, kind, "speedup"))}
+    if not speedups:
         return None
-    first, *others = found
-    contexts = sorted(found[first])
-    words = _words(found[first])
+    first, *others = speedups
+    contexts = sorted(speedups[first])
+    words = _words(speedups[first])
     if replayed := _found(name, timed, first, "graph_speedup"):
         words += f"; both from a CUDA graph {_words(replayed)}"
-    words += "".join(f"; on {kind} keys {_words(found[kind])}" for kind in others)
+    words += "".join(f"; on {kind} keys {_words(speedups[kind])}" for kind in others)
     # From the first context on from which all longer ones are faster, beyond doubt, whatever the keys.
-    every = {n: min(there[n]["low"] for there in found.values() if n in there) for n in contexts}
+    every = {n: min(there[n]["low"] for there in speedups.values() if n in there) for n in contexts}
     sure = next((n for n in contexts if all(every[m] > 1 for m in contexts if m >= n)), None)
     if sure is None:
         return f"{name} is not faster than the best dense at any context timed for certain: {words}."

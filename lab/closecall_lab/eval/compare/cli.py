@@ -13,15 +13,15 @@ from ...spine.options import count, counts, each, need, shared
 from ...spine.progress import say, written
 
 ABOUT = """\
-Runs policies on the same examples and holds them against each other only where they kept the same number of
-blocks, as measured, to half a percent on every example. It prints who answers more (wins, losses, tests that
-take whole contexts as one), what choosing costs in time and in stored vectors, and, with --captured, what is
-kept of captured layers: softmax mass, error of the output, gold blocks.
+Runs policies on the same examples and tests them against each other only where they kept the same number of
+blocks, as measured, to half a percent on every example. It prints which policy answers more (wins, losses,
+tests over whole contexts), what selection costs in time and in stored vectors, and, with --captured, what each
+policy keeps of captured layers: softmax mass, error of the output, gold blocks.
 
-Answers are kept in the evaluation's store, as `closecall eval` writes it; stop it as you like, the same command
-goes on from there. Examples with even numbers are the part to choose by, odd ones the part to look at once, at
-the end: --split final. Policies are written as for `closecall eval`; file:PATH is a saved one. Each router also
-gets a rival that spends, on each example, as much as it did: uniform top-k, its /matched control.
+Answers are kept in the store of `closecall eval`. Stop it at any time: the same command continues. Examples with
+even numbers are for choosing; odd ones (--split final) are for one look at the end. Policies are written as for
+`closecall eval`. For each router its /matched control is added: uniform top-k that keeps, on each example, as
+many blocks as the router did.
 """
 EXAMPLES = """\
 examples:
@@ -33,8 +33,8 @@ examples:
 CAPTURE = """\
 Writes the queries, keys and values of every full-attention layer of each prompt to a directory, one file for
 each layer and prompt, as the model computes them densely: what `closecall compare --captured` judges policies on.
-It says how much it would write and refuses before it begins if that is too much. Stop it as you like: the
-same command goes on with the first prompt that is not finished.
+It says how much it will write, and refuses before it begins if that is too much. Stop it at any time: the same
+command continues with the first unfinished prompt.
 """
 TIMED = (8, 2, 64)  # query heads, key heads and head size of the tensors to time on where none are captured
 
@@ -42,14 +42,16 @@ TIMED = (8, 2, 64)  # query heads, key heads and head size of the tensors to tim
 def options(parser: Parser) -> None:
     shared(parser, "models", "tasks", "contexts", contexts="4k")
     parser.add_argument(
-        "--policies", metavar="NAME,...", default="quest,topk,router-on-quest", help="who enters (%(default)s)"
+        "--policies", metavar="NAME,...", default="quest,topk,router-on-quest", help="policies to compare (%(default)s)"
     )
-    parser.add_argument("--against", metavar="NAME,...", default="quest", help="whom all others meet (%(default)s)")
+    parser.add_argument("--against", metavar="NAME,...", default="quest", help="compare all with these (%(default)s)")
     shared(parser, "budgets", "n", "seed", "dtype", "store", "jobs", store_help="where answers live")
-    parser.add_argument("--split", metavar="PART", default="choose", help="choose or final (%(default)s)")
+    parser.add_argument(
+        "--split", metavar="PART", default="choose", help="which examples: choose or final (%(default)s)"
+    )
     parser.add_argument("--captured", metavar="DIR", type=Path, help="judge policies on these captured layers too")
     parser.add_argument(
-        "--seconds", metavar="S", type=float, default=5.0, help="to time selection at each budget; 0: not (%(default)s)"
+        "--seconds", metavar="S", type=float, default=5.0, help="for timing selection; 0: no timing (%(default)s)"
     )
     parser.add_argument("--by-layer", action="store_true", help="also print captured layers one by one")
     shared(parser, "out", out_help="also write compare.md, compare.json, compare.png")

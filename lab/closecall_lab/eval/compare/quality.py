@@ -59,9 +59,9 @@ class Quality:
     the output's error over all rows and heads, relative to that of the dense output. hit: the share of
     (gold block, head) pairs kept by the tile that asks; union: of gold blocks kept by any head.
 
-    gold_there: the softmax mass that the dense attention of the rows that ask puts on their gold blocks, summed over
-    rows and heads; gold_kept: as much of it as lies in kept blocks. Sums, because most heads look elsewhere: over
-    layers and prompts they add up, while the mean of their ratios would be the noise of those that see nothing.
+    gold_there: the softmax mass that the dense attention of asking rows puts on their gold blocks, summed over rows and
+    heads; gold_kept: the part of it in kept blocks. They are sums because most heads look elsewhere: sums add up over
+    layers and prompts, while a mean of ratios would be noise from the heads that see nothing.
 
     None without gold.
     """
@@ -86,7 +86,7 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Row:
-    """A quality, and the policy, prompt and layer it is of."""
+    """A quality, and the policy, prompt and layer it belongs to."""
 
     task: str
     context: int

@@ -1,8 +1,8 @@
-"""The ring: policies on the same examples, held against each other only where neither could buy its win.
+"""The ring: policies on the same examples, compared only where a policy read no more than its rival.
 
-Answers come from the evaluation's store and captured layers from `quality`. In both, a pair is fair if on no example
-the policy was measured to keep more blocks than its rival, to half a percent; where it kept fewer, that is said. Other
-pairs are shown, and left out of the tests.
+Answers come from the evaluation's store, and captured layers from `quality`. In both, a pair is fair if the policy
+kept, as measured, at most half a percent more blocks than its rival on every example. If it kept
+fewer, the verdict says so. Other pairs are shown, and left out of the tests.
 """
 
 from __future__ import annotations
