@@ -6,6 +6,7 @@ process that has Triton's interpreter switched on (which compiles nothing) can s
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 from closecall.models.cache import cache_dir
 from closecall.registry import unknown
 
-from . import assembly, devices, facts
+from . import assembly, devices
 from .facts import Facts
 
 VARIANTS = "closecall.backends.triton.variants"
@@ -160,15 +161,19 @@ def build(variant: Variant) -> Facts:
 
 
 def _key(variant: Variant) -> str:
-    """Changes with the kernel's source and all it calls, its parameters, the compiler, and the way we read binaries."""
+    """Changes with the kernel's source and all it calls, its parameters, the compiler, and the way we read binaries.
+
+    Not with the aims: a fact stays what it is when we ask more of it.
+    """
     triton: Any = importlib.import_module("triton")
-    readers = (Path(module.__file__ or "").read_bytes() for module in (assembly, devices, facts, sys.modules[__name__]))
+    readers = (Path(module.__file__ or "").read_bytes() for module in (assembly, devices, sys.modules[__name__]))
     parts = [
         triton.__version__,
         variant.arch,
         variant.name,
         f"{variant.num_warps} {variant.num_stages} {variant.pipelined}",
         _source(variant).hash(),
+        " ".join(field.name for field in dataclasses.fields(Facts)),
         *(hashlib.sha256(source).hexdigest() for source in readers),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
