@@ -5,6 +5,8 @@
 // neighbouring tiles and the heads of a group, and the vectors are their means: a maximum over a cell's means is a maximum
 // of vectors, and nothing is ever reduced across lanes. Scores come out as [block][cell] and are turned once.
 //
+// Where slab.h scores them, blocks are in the lanes, and the means of several cells are so many runs more.
+//
 // Cells of different tiles do not see the same blocks. All blocks that any of them sees are scored, and what a cell does not
 // see is left out where rows are normalised, and never ranked.
 #pragma once
