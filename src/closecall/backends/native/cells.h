@@ -5,6 +5,8 @@
 // neighbouring tiles and the heads of a group, and the vectors are their means: a maximum over a cell's means is a maximum
 // of vectors, and nothing is ever reduced across lanes. Scores come out as [block][cell] and are turned once.
 //
+// Where slab.h scores them, blocks are in the lanes, and the means of several cells are so many runs more.
+//
 // Cells of different tiles do not see the same blocks. All blocks that any of them sees are scored, and what a cell does not
 // see is left out where rows are normalised, and never ranked.
 #pragma once
@@ -25,7 +27,9 @@ struct Layout {
   int cells() const { return cell_vectors * LANES; }
 };
 
-int64_t cells_at_once(const RankArgs& a) { return most(1, Layout(a).cells() / a.heads); }
+// Cells that are scored together, of those that a head alone decides.
+int64_t scored_together(const RankArgs& a) { return by_slabs(a) ? least(MOST_CELLS, most(1, RUNS_AT_ONCE / a.runs)) : Layout(a).cells(); }
+int64_t cells_at_once(const RankArgs& a) { return most(1, scored_together(a) / a.heads); }
 
 // The running maximum of exponents and the sum of their powers of two: the maximum is raised where it must be.
 struct Sums {
@@ -54,8 +58,9 @@ struct CellScratch {
   Sums* sums;  // of every pass
   int64_t n_padded, panel_size, sides_size;
   CellScratch(Arena& arena, const RankArgs& a) : one(arena, a) {
-    int64_t cells = Layout(a).cells(), passes = Layout(a).passes;
-    n_padded = round_up(a.tiles.n_blocks, LANES);
+    bool panelled = !by_slabs(a);
+    int64_t cells = scored_together(a), passes = panelled ? Layout(a).passes : 0;
+    n_padded = panelled ? round_up(a.tiles.n_blocks, LANES) : one.slab.n_padded;
     panel_size = padded_dim(a) * SCORE_GROUP;
     sides_size = padded_dim(a) * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4);
     panels = arena.take<float>(passes * panel_size);
@@ -63,10 +68,10 @@ struct CellScratch {
     row = arena.take<float>(2 * padded_dim(a));
     far = arena.take<float>(a.runs * a.pool);  // at least the rows of a tile
     outlying = arena.take<int32_t>(cells * a.outlying);
-    found = arena.take<float>((n_padded + BLOCKS_AT_ONCE) * cells);  // [block][cell]
+    found = arena.take<float>(panelled ? (n_padded + BLOCKS_AT_ONCE) * cells : 0);  // [block][cell]
     turned = arena.take<float>(cells * n_padded);                    // [cell][block]
     sums = arena.take<Sums>(passes);
-    if (a.aggregate == AGG_SOFTMAX) one.logs = arena.take<float>(passes * logs_size(a));  // [pass][block][lane]
+    if (panelled && a.aggregate == AGG_SOFTMAX) one.logs = arena.take<float>(passes * logs_size(a));  // [pass][block][lane]
   }
   RankScratch pass(int64_t p) const {  // with that pass's panel
     RankScratch found = one;
@@ -351,9 +356,29 @@ void judge_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& 
   for (int64_t p = 0; p < layout.passes; ++p) mass_cells<First, Stored>(a, cells, n, p, layout, range, summaries, scratch);
 }
 
-// Scores `n` cells, no more than there are lanes, to scratch.turned; `range` is that of all of them.
+// The same by slabs, which find scores as [cell][block].
+void slabs_cells(const RankArgs& a, const Cell* cells, int64_t n, const Range& range, const char* summaries, const CellScratch& scratch) {
+  int64_t d = padded_dim(a), count = 0;
+  Run runs[RUNS_AT_ONCE];
+  auto score = [&] { score_runs(a, runs, count, summaries, nullptr, range.high, scratch.one.slab); count = 0; };
+  for (int64_t c = 0; c < n; ++c) {
+    float* best = scratch.turned + c * scratch.n_padded;
+    for (int64_t j = 0; j < scratch.n_padded; ++j) best[j] = -INF;
+    if (a.outlying) find_outlying(a, cells[c], scratch, scratch.outlying);
+    for (int64_t run = 0; run < runs_of(a, cells[c]); ++run) {
+      pool_rows<false>(a, cells[c], run, scratch.outlying, scratch.row, scratch.one.rows, d);
+      write_coordinates(scratch.one.rows, d, scratch.one.slab.coordinates + count * d);
+      runs[count++] = {best, a.aggregate == AGG_SOFTMAX ? cells[c].seen : cells[c].high};
+      if (count == RUNS_AT_ONCE) score();
+    }
+  }
+  if (count) score();
+}
+
+// Scores `n` cells, no more than scored_together, to scratch.turned; `range` is that of all of them.
 void score_together(const RankArgs& a, const Cell* cells, int64_t n, const Layout& layout, const Range& range, const char* summaries,
                     const CellScratch& scratch) {
+  if (by_slabs(a)) return slabs_cells(a, cells, n, range, summaries, scratch);
   auto judged = [&](auto first, auto stored) {
     judge_cells<decltype(first), decltype(stored)>(a, cells, n, layout, range, summaries, scratch);
   };
@@ -377,16 +402,16 @@ void rank_cell(const RankArgs& a, const Cell& cell, float* found, const CellScra
     float x = found[j] * factor / runs;
     found[j] = x == x ? x : -INF;
   }
-  take_best(scratch.one, found, n_blocks, least(n_blocks, cell.want), cell.low, cell.order, cell.scores);
+  take_best(scratch.one, found, n_blocks, least(n_blocks, cell.want), cell.low, cell.ascending, cell.order, cell.scores);
 }
 
 // Ranks `n` cells, at most cells_at_once of them, that read the summaries of one sequence and key head. Heads that are ranked
-// together are scored side by side, as cells of their own; if they are more than there are lanes, one lot after the other.
+// together are scored side by side, as cells of their own; if they are too many, one lot after the other.
 void rank_cells(const RankArgs& a, const Cell* cells, int64_t n, const char* summaries, char* memory) {
   Arena arena{memory};
   CellScratch scratch(arena, a);
   Layout layout(a);
-  int64_t size = item_size(a.shape.dtype), lot = least(a.heads, layout.cells());
+  int64_t size = item_size(a.shape.dtype), lot = least(a.heads, scored_together(a));
   Range range{cells[0].low, cells[0].high};
   for (int64_t c = 0; c < n; ++c) {
     range.low = least(range.low, cells[c].low);
@@ -394,6 +419,7 @@ void rank_cells(const RankArgs& a, const Cell* cells, int64_t n, const char* sum
     for (int64_t i = 0; i < a.width; ++i) cells[c].order[i] = (int32_t)a.tiles.n_blocks, cells[c].scores[i] = -INF;
   }
   if (range.high <= range.low) return;
+  if (by_slabs(a)) range.low = 0;
   for (int64_t h = 0; h < a.heads; h += lot) {
     int64_t here = least(lot, a.heads - h);
     Cell scored[MOST_CELLS];

@@ -322,8 +322,8 @@ bool in_cells(const RankArgs& a, const Tile& tile) {
   return !(a.every_row && a.every_row[tile.b * a.tiles.count + tile.t]);
 }
 
-void rank_one(const Kernels& kernels, const RankArgs& a, const Cell& c, const char* summaries, char* memory) {
-  kernels.rank(a, c.q, c.rows, c.forced, summaries, c.low, c.high, c.seen, c.want, c.order, c.scores, memory);
+void rank_one(const Kernels& kernels, const RankArgs& a, const Cell& c, const char* summaries, const int32_t* blocks, char* memory) {
+  kernels.rank(a, c.q, c.rows, c.forced, summaries, blocks, c.low, c.high, c.seen, c.want, c.order, c.scores, memory);
 }
 
 // A worker's room for cells whose best blocks are scored again.
@@ -338,21 +338,21 @@ struct Again {
     wide.width = a.candidates;
     near.pool = 1, near.outlying = 0;
     near.tiles.n_blocks = std::min(a.tiles.n_blocks, a.sinks + a.candidates + own);
-    copies = buffer<char>(near.tiles.n_blocks * kernels.summary_bytes(a));
+    copies = buffer<char>(kernels.names_blocks(a) ? 0 : near.tiles.n_blocks * kernels.summary_bytes(a));
     blocks = buffer<int32_t>(near.tiles.n_blocks);
     order = buffer<int32_t>(MOST_CELLS * a.candidates);
     scores = buffer<float>(MOST_CELLS * a.candidates);
   }
 };
 
-// Ranks cells by means, then the best blocks of each by every row: their summaries, and those of its forced blocks, are
-// copied into one piece, in ascending order, and ranked as if there were no others.
+// Ranks cells by means, then the best blocks of each by every row: they and its forced blocks are named in ascending order, or
+// their summaries copied into one piece, and ranked as if there were no others.
 void rank_again(const Kernels& kernels, const Cell* cells, int64_t n, const char* summaries, Again& room, char* memory) {
   int64_t listed = room.wide.width, bytes = kernels.summary_bytes(room.wide), all = room.wide.tiles.n_blocks;
   Cell first[MOST_CELLS];
   for (int64_t c = 0; c < n; ++c) {
     first[c] = cells[c];
-    first[c].want = listed, first[c].order = room.order.get() + c * listed, first[c].scores = room.scores.get() + c * listed;
+    first[c].ascending = true, first[c].want = listed, first[c].order = room.order.get() + c * listed, first[c].scores = room.scores.get() + c * listed;
   }
   kernels.rank_cells(room.wide, first, n, summaries, memory);
   for (int64_t c = 0; c < n; ++c) {
@@ -360,13 +360,16 @@ void rank_again(const Kernels& kernels, const Cell* cells, int64_t n, const char
     int64_t count = 0;
     for (int64_t b = 0; b < cells[c].low; ++b) blocks[count++] = (int32_t)b;
     for (int64_t i = 0; i < listed && first[c].order[i] < all; ++i) blocks[count++] = first[c].order[i];
-    std::sort(blocks + cells[c].low, blocks + count);
     Cell cell = cells[c];
     cell.high = count;
     for (int64_t b = cells[c].high; b < cells[c].seen; ++b) blocks[count++] = (int32_t)b;
     cell.seen = count;
-    for (int64_t b = 0; b < count; ++b) std::memcpy(room.copies.get() + b * bytes, summaries + blocks[b] * bytes, bytes);
-    rank_one(kernels, room.near, cell, room.copies.get(), memory);
+    if (kernels.names_blocks(room.near)) {
+      rank_one(kernels, room.near, cell, summaries, blocks, memory);
+    } else {
+      for (int64_t b = 0; b < count; ++b) std::memcpy(room.copies.get() + b * bytes, summaries + blocks[b] * bytes, bytes);
+      rank_one(kernels, room.near, cell, room.copies.get(), nullptr, memory);
+    }
     for (int64_t i = 0; i < room.near.width; ++i) cell.order[i] = cell.order[i] < count ? blocks[cell.order[i]] : (int32_t)all;
   }
 }
@@ -406,7 +409,7 @@ void rank_tiles(const Kernels& kernels, const RankArgs& a, const std::vector<Til
   parallel_for((int64_t)items.size(), threads, [&](int64_t i, int64_t worker) {
     const Ranking& item = items[i];
     const char* from = summaries(item.head / group, item.first);
-    if (!item.many) return rank_one(kernels, a, cell_of(a, tiles[item.first], item.head), from, memory[worker].get());
+    if (!item.many) return rank_one(kernels, a, cell_of(a, tiles[item.first], item.head), from, nullptr, memory[worker].get());
     Cell cells[MOST_CELLS];
     int64_t n = 0;
     for (int64_t t = item.first; t < item.last; ++t)

@@ -4,189 +4,22 @@
 // coordinate only, so it is packed with the queries as lane masks; choosing the side then costs a blend beside each
 // multiply-add instead of a second multiply-add (the [max(q,0), min(q,0)] . [kmax; kmin] form of depth 2D).
 #pragma once
-#include "dot.h"
+#include "slab.h"
 
 namespace {
 
 constexpr int SCORE_GROUP = SCORE_VECTORS * LANES;
-constexpr int MOST_DIM = 1024, MOST_BLOCK = 1024;  // of OUTLIERS; Python asks for no more
 
 template <int N>
 struct Count {  // a number that a lambda can be told at compile time
   static constexpr int VALUE = N;
 };
 
-// Whether summaries are kept as bfloat16: Quest's bounds are coordinates of keys, outlying keys are keys, and the mean of
-// the others is defined to be rounded like one. MEAN and BOX are not rounded.
-inline bool paired(const RankArgs& a) {
-#ifdef CC_BF16_DOT
-  return a.shape.dtype == BF16 && (a.scorer == QUEST || a.scorer == OUTLIERS);
-#else
-  (void)a;
-  return false;
-#endif
-}
-inline int64_t padded_dim(const RankArgs& a) { return round_up(a.shape.D, LANES); }
-
-// The parts of a summary that a row is scored against: a mean (one plane) or a box (two), then each stored key.
-inline bool boxed(const RankArgs& a) { return a.scorer == QUEST || a.scorer == BOX || (a.scorer == OUTLIERS && a.shrink > 0); }
-inline int64_t parts(const RankArgs& a) { return a.scorer == OUTLIERS ? a.outliers + 1 : 1; }
-inline int64_t plane_bytes(const RankArgs& a) { return padded_dim(a) * (paired(a) ? 2 : 4); }
-inline int64_t plane_of(const RankArgs& a, int64_t part) { return part ? (part + boxed(a)) * plane_bytes(a) : 0; }
-
-int64_t summary_bytes(const RankArgs& a) { return plane_of(a, parts(a) - 1) + plane_bytes(a) * (parts(a) == 1 && boxed(a) ? 2 : 1); }
-
-// From a to b, exact at both ends: rounded as torch.lerp rounds it.
-inline float between(float a, float b, float w) { return w < 0.5f ? a + w * (b - a) : b - (b - a) * (1.0f - w); }
-
-// `n` floats, whole vectors of them, rounded to a type and back.
-void round_row(int64_t dtype, int64_t n, const float* from, float* to) {
-  char narrow[LANES * 4];
-  for (int64_t i = 0; i < n; i += LANES) {
-    write_row(narrow, dtype, LANES, from + i);
-    store(to + i, load_any(narrow, dtype));
-  }
-}
-
-// Rounds a plane as its type is rounded, and writes it.
-void write_plane(const RankArgs& a, const float* from, char* plane) {
-  int64_t d = padded_dim(a);
-  if (paired(a)) {
-    write_row(plane, BF16, d, from);
-    return;
-  }
-  round_row(a.shape.dtype, d, from, (float*)plane);
-}
-
-// What stands for all keys but the `outliers` most distant from the mean of all, then those; of equally distant ones the
-// earlier. A block that is too short for so many repeats its last one. A NaN anywhere makes all of it NaN.
-void summarise_outliers(const RankArgs& a, const char* keys, int64_t n, char* summary) {
-  int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a), m = a.outliers;
-  float row[MOST_DIM], mean[MOST_DIM], high[MOST_DIM], low[MOST_DIM], far[MOST_BLOCK];
-  auto read = [&](int64_t j) { read_row(keys + j * a.k.sn * size, dtype, a.shape.D, a.k.sd, d, row); };
-  auto pool = [&](auto&& takes) {
-    for (int64_t i = 0; i < d; ++i) mean[i] = 0.0f, high[i] = -INF, low[i] = INF;
-    int64_t count = 0;
-    for (int64_t j = 0; j < n; ++j) {
-      if (!takes(j)) continue;
-      read(j);
-      for (int64_t i = 0; i < d; i += LANES) {
-        V x = load(row + i);
-        store(mean + i, add(load(mean + i), x));
-        store(high + i, max(x, load(high + i)));
-        store(low + i, min(x, load(low + i)));
-      }
-      ++count;
-    }
-    for (int64_t i = 0; i < d; ++i) mean[i] /= (float)count;
-  };
-  bool spoilt = false;
-  pool([](int64_t) { return true; });
-  for (int64_t j = 0; j < n; ++j) {
-    read(j);
-    V total = set1(0.0f);
-    for (int64_t i = 0; i < d; i += LANES) {
-      V apart = sub(load(row + i), load(mean + i));
-      total = fma(apart, apart, total);
-    }
-    float distance = sum(total);
-    far[j] = distance == distance ? distance : INF;  // a NaN, or infinity less infinity, is as far away as can be
-    if (distance != distance)
-      for (int64_t i = 0; i < d; ++i) spoilt |= row[i] != row[i];
-  }
-  int64_t last = 0;
-  for (int64_t p = 1; p <= m; ++p) {
-    if (p <= n) {
-      for (int64_t j = last = 0; j < n; ++j)
-        if (far[j] > far[last]) last = j;
-      far[last] = -1.0f;
-    }
-    read(last);
-    write_plane(a, row, summary + plane_of(a, p));
-  }
-  if (n > m) pool([&](int64_t j) { return far[j] >= 0.0f; });
-  else pool([&](int64_t j) { return j == last; });
-  if (spoilt) mean[0] = high[0] = low[0] = NOT_A_NUMBER;
-  if (boxed(a)) {
-    for (int64_t i = 0; i < d; ++i) {
-      high[i] = between(mean[i], high[i], (float)a.shrink);
-      low[i] = between(mean[i], low[i], (float)a.shrink);
-    }
-    write_plane(a, high, summary);
-    write_plane(a, low, summary + plane_bytes(a));
-  } else {
-    write_plane(a, mean, summary);
-  }
-  if (spoilt)
-    for (int64_t p = 1; p <= m; ++p) write_plane(a, mean, summary + plane_of(a, p));
-}
-
-// A block's mean key, or its largest and then its smallest coordinates, drawn towards the mean for BOX; a NaN among them
-// makes its coordinate NaN.
-void summarise(const RankArgs& a, const char* keys, int64_t n, char* summary) {
-  if (a.scorer == OUTLIERS) return summarise_outliers(a, keys, n, summary);
-  int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
-  for (int64_t i = 0; i < d; i += LANES) {
-    int64_t dims = least(LANES, a.shape.D - i);
-    V total = set1(0.0f), high = set1(-INF), low = set1(INF), spoilt = set1(0.0f);
-    for (int64_t j = 0; j < n; ++j) {
-      const char* p = keys + (j * a.k.sn + i * a.k.sd) * size;
-      V x;
-      if (dims == LANES && a.k.sd == 1) {
-        x = load_any(p, dtype);
-      } else {
-        float row[LANES];
-        read_row(p, dtype, dims, a.k.sd, LANES, row);
-        x = load(row);
-      }
-      if (a.scorer != QUEST) total = add(total, x);
-      if (a.scorer != MEAN) {
-        spoilt = nan_where_nan(x, x, spoilt);
-        high = max(x, high);
-        low = min(x, low);
-      }
-    }
-    float mean[LANES];
-    store(mean, total);
-    for (int lane = 0; lane < LANES; ++lane) mean[lane] /= (float)n;  // rounded as the reference rounds it
-    if (a.scorer == MEAN) {
-      memcpy(summary + i * 4, mean, sizeof mean);
-      continue;
-    }
-    high = add(high, spoilt);
-    low = add(low, spoilt);
-    if (a.scorer == BOX) {
-      float lanes[LANES];
-      V* sides[] = {&high, &low};
-      for (V* side : sides) {
-        store(lanes, *side);
-        for (int lane = 0; lane < LANES; ++lane) lanes[lane] = between(mean[lane], lanes[lane], (float)a.shrink);
-        *side = load(lanes);
-      }
-    }
-    if (dims < LANES) {  // padding scores nothing
-      float lanes[LANES];
-      V* sides[] = {&high, &low};
-      for (V* side : sides) {
-        store(lanes, *side);
-        for (int64_t x = dims; x < LANES; ++x) lanes[x] = 0.0f;
-        *side = load(lanes);
-      }
-    }
-    if (paired(a)) {
-      store_bf16((uint16_t*)summary + i, high);
-      store_bf16((uint16_t*)summary + d + i, low);
-    } else {
-      store((float*)summary + i, high);
-      store((float*)summary + d + i, low);
-    }
-  }
-}
-
 inline bool is_mass(const RankArgs& a) { return a.aggregate == AGG_MASS || a.aggregate == AGG_MASS_MAX; }
 
 // What a group of rows thinks of every block, or of every part: [n_blocks * parts][SCORE_GROUP].
 inline int64_t logs_size(const RankArgs& a) {
+  if (by_slabs(a)) return 0;
   if (a.aggregate == AGG_SOFTMAX) return a.tiles.n_blocks * SCORE_GROUP;
   return is_mass(a) ? a.tiles.n_blocks * parts(a) * SCORE_GROUP : 0;
 }
@@ -198,12 +31,13 @@ struct RankScratch {
   float* best;  // of all heads that are ranked together
   uint32_t *ordered, *few, *places;
   uint64_t *keys, *sorted;
-  RankScratch(Arena& arena, const RankArgs& a) {
+  SlabScratch slab;
+  RankScratch(Arena& arena, const RankArgs& a) : slab(arena, a) {
     int64_t d = padded_dim(a);
     rows = arena.take<float>((CHUNK + 1) * d);
     q = arena.take<float>(CHUNK * d);
     sides = arena.take<char>(d * SCORE_VECTORS * (int64_t)most(sizeof(Side), 4));
-    scores = arena.take<float>(a.tiles.n_blocks + BLOCKS_AT_ONCE);
+    scores = arena.take<float>(most(slab.n_padded, a.tiles.n_blocks + BLOCKS_AT_ONCE));
     logs = arena.take<float>(logs_size(a));
     best = arena.take<float>(a.heads > 1 ? a.tiles.n_blocks : 0);
     ordered = arena.take<uint32_t>(a.tiles.n_blocks + LANES);
@@ -405,9 +239,6 @@ void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summ
   }
 }
 
-// A NaN counts as -inf, an infinity as the largest number, so that a row's infinities share what there is.
-inline V known(V x) { return min(max(x, set1(-INF)), set1(LARGEST)); }  // max(x, y) is y where x is NaN
-
 // Tile scores as shares of softmax mass: every row's estimated masses over what it has in all, its forced blocks' exact
 // mass included, then the mean or the maximum over rows. A block that is not forced is never short: its first part stands
 // for all `block` keys but those that are stored. A row whose sum is not a number has no say.
@@ -550,10 +381,11 @@ inline uint32_t cut_at(const uint32_t* numbers, int64_t n, int64_t want, int64_t
   return cut;
 }
 
-// The `want` largest scores, largest first, ties to the lower block. A cut that not many more than `want` reach is found by
+// The `want` largest scores, largest first or the lowest block first, ties to the lower block. A cut that not many more than
+// `want` reach is found by
 // a few passes over all of them; the exact cut, and the first of its ties, among those that reach it; then they are sorted.
-void take_best(const RankScratch& scratch, const float* found_scores, int64_t n, int64_t want, int64_t first_block, int32_t* order,
-               float* scores) {
+void take_best(const RankScratch& scratch, const float* found_scores, int64_t n, int64_t want, int64_t first_block, bool ascending,
+               int32_t* order, float* scores) {
   uint32_t *ordered = scratch.ordered, *few = scratch.few, *places = scratch.places;
   uint32_t lowest = ~0u, highest = 0;
   for (int64_t j = 0; j < n; ++j) {
@@ -590,7 +422,9 @@ void take_best(const RankScratch& scratch, const float* found_scores, int64_t n,
     if (taken) scratch.keys[found++] = (uint64_t)few[j] << 32 | (uint32_t)~places[j];
   }
   uint64_t* sorted = scratch.sorted;
-  if (found <= 512) {  // distinct keys: each goes to the place that counting says
+  if (ascending) {  // as they were found
+    sorted = scratch.keys;
+  } else if (found <= 512) {  // distinct keys: each goes to the place that counting says
     for (int64_t i = 0; i < found; ++i) {
       int64_t place = 0;
       for (int64_t j = 0; j < found; ++j) place += scratch.keys[j] > scratch.keys[i];
@@ -619,6 +453,28 @@ void take_best(const RankScratch& scratch, const float* found_scores, int64_t n,
   }
 }
 
+// As score_tile and softmax_tile, CHUNK rows at a time; of `n` blocks, or those that are named.
+void slabs_tile(const RankArgs& a, const char* q, int64_t rows, const char* summaries, const int32_t* blocks, int64_t n,
+                const RankScratch& scratch) {
+  int64_t size = item_size(a.shape.dtype), d = padded_dim(a);
+  for (int64_t j = 0; j < scratch.slab.n_padded; ++j) scratch.scores[j] = -INF;
+  for (int64_t first = 0; first < rows; first += CHUNK) {
+    int64_t here = least(CHUNK, rows - first);
+    read_rows(q + first * a.q.sn * size, a.shape.dtype, here, a.q.sn, a.shape.D, a.q.sd, d, scratch.rows);
+    Run runs[CHUNK];
+    for (int64_t i = 0; i < here; ++i) {
+      write_coordinates(scratch.rows + i * d, d, scratch.slab.coordinates + i * d);
+      runs[i] = {scratch.scores, n};
+    }
+    score_runs(a, runs, here, summaries, blocks, n, scratch.slab);
+  }
+  float factor = a.aggregate == AGG_SOFTMAX ? LN2 : (float)a.scale;
+  for (int64_t j = 0; j < n; ++j) {
+    float x = scratch.scores[j] * factor;
+    scratch.scores[j] = x == x ? x : -INF;
+  }
+}
+
 // The scores of blocks [low, high), of which the tile sees `seen` in all.
 template <class First, class Stored>
 const float* judge(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
@@ -638,7 +494,7 @@ inline void take_larger(const float* scores, int64_t n, float* best) {
   for (int64_t j = 0; j < n; ++j) best[j] = scores[j] > best[j] ? scores[j] : best[j];
 }
 
-void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
+void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, const char* summaries, const int32_t* blocks, int64_t low,
           int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* memory) {
   Arena arena{memory};
   RankScratch scratch(arena, a);
@@ -646,6 +502,10 @@ void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, c
   int64_t n = high - low, size = item_size(a.shape.dtype);
   if (n <= 0) return;
   auto of_head = [&](int64_t h) {
+    if (by_slabs(a)) {
+      slabs_tile(a, q + h * a.q.sh * size, rows, summaries, blocks, a.aggregate == AGG_SOFTMAX ? seen : high, scratch);
+      return (const float*)scratch.scores + low;
+    }
     auto judged = [&](auto first, auto stored) {
       const float* masses = forced ? forced + h * a.M : nullptr;
       return judge<decltype(first), decltype(stored)>(a, q + h * a.q.sh * size, rows, masses, summaries, low, high, seen, scratch);
@@ -661,7 +521,7 @@ void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, c
     for (int64_t h = 1; h < a.heads; ++h) take_larger(of_head(h), n, scratch.best);
     found = scratch.best;
   }
-  take_best(scratch, found, n, least(n, want), low, order, scores);
+  take_best(scratch, found, n, least(n, want), low, false, order, scores);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct Rows {
   int64_t lse_head;
 };
 
-// Cells that are ranked together, at most: a panel's lanes.
+// Cells that are ranked together, at most.
 constexpr int MOST_CELLS = 64;
 
 // One tile of one query head, or of the first of those that are ranked together: as the arguments of `rank` below.
@@ -41,6 +41,7 @@ struct Cell {
   int64_t low, high, seen, want;
   int32_t* order;
   float* scores;
+  bool ascending = false;  // the best by their number, not by their score: who ranks them again needs no more
 };
 
 struct Kernels {
@@ -57,9 +58,11 @@ struct Kernels {
   void (*summarise)(const RankArgs&, const char* keys, int64_t n, char* summary);  // one block of n keys
   int64_t (*rank_scratch)(const RankArgs&);
   // Ranks blocks [low, high), of `seen` in all, for a tile of `rows` query rows; writes width entries, the best `want` of them. `forced`: of its
-  // first row, or null. Both are the first of RankArgs::heads heads.
-  void (*rank)(const RankArgs&, const char* q, int64_t rows, const float* forced, const char* summaries, int64_t low,
-               int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* scratch);
+  // first row, or null. Both are the first of RankArgs::heads heads. `blocks`: the summaries of those stand for blocks 0, 1, ...;
+  // null: of all. Only where `names_blocks` says so.
+  bool (*names_blocks)(const RankArgs&);
+  void (*rank)(const RankArgs&, const char* q, int64_t rows, const float* forced, const char* summaries, const int32_t* blocks,
+               int64_t low, int64_t high, int64_t seen, int64_t want, int32_t* order, float* scores, char* scratch);
   // The same for up to cells_at_once cells of one sequence and key head, whose rows are pooled.
   int64_t (*cells_at_once)(const RankArgs&);
   int64_t (*cells_scratch)(const RankArgs&);

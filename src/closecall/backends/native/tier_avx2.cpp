@@ -5,5 +5,5 @@
 #include "peak.h"
 
 const Kernels avx2_kernels = {"avx2", attend_scratch, attend, few_scratch, few_partial, attend_few,
-                              merge_few, summary_bytes, summarise, rank_scratch, rank, cells_at_once, cells_scratch,
+                              merge_few, summary_bytes, summarise, rank_scratch, by_slabs, rank, cells_at_once, cells_scratch,
                               rank_cells, peak};
