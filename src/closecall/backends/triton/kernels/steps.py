@@ -53,6 +53,20 @@ def on_page(base, page, stride_page):
 
 
 @triton.jit
+def count_listed(own, sinks, n_listed):
+    """How many candidates a tile has whose first own block is `own`: blocks before it that are no sinks, or as many of
+    these as a list holds."""
+    return tl.minimum(tl.maximum(own - sinks, 0), n_listed)
+
+
+@triton.jit
+def list_of(listed, b, h, tile, n_heads, n_tiles, together, n_listed):
+    """Where a tile's candidates are in `listed [B, n_heads // together, n_tiles, n_listed]`."""
+    line = (b.to(tl.int64) * (n_heads // together) + h // together) * n_tiles + tile
+    return listed + line * n_listed
+
+
+@triton.jit
 def rows_of(base, at, ok, stride_row, stride_dim, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
             CHECK_ROWS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """`[len(at), WIDTH]` from column START on. Rows that are not `ok`, and columns past DIM, are 0."""
