@@ -64,19 +64,19 @@ HALF, BRAIN = torch.float16, torch.bfloat16
 PADDED = {"key_padding": torch.arange(130) >= torch.tensor([[0], [53]])}
 PACKED = {"cu_seqlens": torch.tensor([0, 5, 145, 150], dtype=torch.int32)}
 CALLS = {
-    # Two parts of a tile in float32, and a tile of 7 rows; two turns of candidates, the second a short one.
-    "parts": Call("quest", "max", 55, 261, 48, (1, 1), topk(20), fields={"pool": 16}),
+    # Two parts of a tile in float32, and a tile of 3 rows; two turns of candidates, the second a short one.
+    "parts": Call("quest", "max", 51, 230, 48, (1, 1), topk(20), fields={"pool": 16}),
     "parts of a mean": Call("mean", "mean", 55, 200, 48, (1, 1), topk(9), fields={"pool": 48, "outlying": 1}),
     # A whole prompt in bfloat16: tiles with fewer blocks than candidates, a short tile, heads that decide together.
-    "prompt": Call("1 outlier", "max", 91, 91, 16, (3, 1), topk(5), BRAIN, {"share": "group"}),
+    "prompt": Call("1 outlier", "max", 70, 70, 16, (2, 1), topk(5), BRAIN, {"share": "group"}),
     "padded": Call("box", "softmax", 20, 130, 16, (1, 1), topk(6), HALF, {"pool": 4}, PADDED, batch=2),
     "packed": Call("quest", "softmax", 150, 150, 32, (1, 1), topk(8), fields={"pool": 16, "sinks": 2}, options=PACKED),
     # Some tiles look everywhere.
-    "last ones": Call("1 boxed outlier", "softmax", 47, 150, 16, (2, 1), LastTile(topk(6), factor=1),
+    "last ones": Call("1 boxed outlier", "softmax", 33, 130, 16, (2, 1), LastTile(topk(6), factor=1),
                       fields={"share": "group", "outlying": 1, "sinks": 0}),
     "masses": Call("mean", "mass", 34, 170, 16, (2, 1), topk(5), BRAIN, {"pool": 16, "unpooled": 1}),
     "largest": Call("2 boxed outliers", "mass-max", 16, 120, 16, (2, 1), topk(6), fields={"share": "group"}),
-    "router": Call("quest", "max", 64, 200, 32, (2, 1), Router(budget=8, q=0.4, tile_factor=1), fields={"pool": 32}),
+    "router": Call("quest", "max", 40, 170, 32, (2, 1), Router(budget=8, q=0.4, tile_factor=1), fields={"pool": 32}),
 }  # fmt: skip
 
 

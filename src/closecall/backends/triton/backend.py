@@ -293,7 +293,7 @@ def _best(
                 deciding = slice(some_heads.start // together, some_heads.stop // together)
                 if decided is None:
                     shape = (batch, some_heads.stop - some_heads.start, tiles.stop - tiles.start, columns)
-                    found = torch.empty(shape, dtype=torch.int32, device=q.device)
+                    found = torch.empty(*shape, dtype=torch.int32, device=q.device)
                 else:
                     found = each_head(decided[:, deciding, tiles], together).contiguous()
                 for rows in scored:

@@ -226,10 +226,12 @@ SHARED = dict.fromkeys(SMALL, 99 * 1024) | {"sm_80": 163 * 1024, "gfx942": 64 * 
 SHARED |= dict.fromkeys(("sm_90", "sm_100"), 227 * 1024)
 
 
-def sums_rows(dtype: str, told: dict[str, int], rows: int, listed: bool) -> int:
-    """Rows of a program of the sums kernel. `told` is the scorer's `layout`. Several vectors of `listed` blocks need a
-    stack on sm_80 with fewer rows than these."""
-    return max(rows, 64) if listed and told["VECTORS"] > 1 and dtype != "fp32" else rows
+def sums_rows(dim: int, dtype: str, told: dict[str, int], rows: int, listed: bool) -> int:
+    """Rows of a program of the sums kernel. `told` is the scorer's `layout`. Several wide vectors of `listed` blocks
+    need a stack on sm_80 with fewer rows than these, in float32 with more; narrow ones on sm_86 with as many."""
+    if listed and told["VECTORS"] > 1 and padded(dim) > 64:
+        return min(rows, 32) if dtype == "fp32" else max(rows, 64)
+    return rows
 
 
 def score_sizes(
@@ -248,11 +250,12 @@ def score_sizes(
         # A box needs its rows twice, for which slices of 32 columns are too wide. Heads of more than 192, and a box
         # beside outlying keys, come out the other way round: there slices of 16 need a stack.
         narrow = groups and told["BOX"] and told["VECTORS"] == 1 and dim <= 192
-        if listed and arch in ("sm_80", "sm_86") and dim > 192 and not told["BOX"]:  # where those of 32 need a stack
-            narrow = True
         part = 16 if narrow else score_slice(dim, dtype)
         if told["VECTORS"] > 1 and padded(dim) <= 64 and arch != "gfx942":  # here whole rows need no stack, slices do
             part = padded(dim)
+        if listed and arch in ("sm_80", "sm_86"):  # two come out the other way round once more
+            boxed_keys = told["BOX"] and told["VECTORS"] > 1 and padded(dim) <= 64
+            part = 16 if boxed_keys or (dim > 192 and not told["BOX"]) else part
         return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1

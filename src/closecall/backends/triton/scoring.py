@@ -56,7 +56,7 @@ class Scored:
     def _sizes(self, chosen: launch.Launch, of_scores: bool) -> dict[str, Any]:
         keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.columns)
         dim, dtype, listed = self.q.shape[3], launch.DTYPES[self.q.dtype], self.listed is not None
-        rows = chosen.rows if of_scores else launch.sums_rows(dtype, self.told, chosen.rows, listed)
+        rows = chosen.rows if of_scores else launch.sums_rows(dim, dtype, self.told, chosen.rows, listed)
         rows = rows if self.pool > 1 else launch.fit(rows, self.runs)
         sizes = {"ROWS": rows, "KEYS": keys, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
         if of_scores:

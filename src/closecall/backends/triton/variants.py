@@ -221,7 +221,7 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
             if not (mass or softmax):
                 continue
             chosen = launch.table("sums", arch, *dims, dtype)
-            some = launch.score_rows(rows, runs, launch.sums_rows(dtype, layout, chosen.rows, listed))
+            some = launch.score_rows(rows, runs, launch.sums_rows(dims[0], dtype, layout, chosen.rows, listed))
             constants = told | {"KEYS": chosen.keys, "LISTED": listed} | some
             constants = {a: x for a, x in constants.items() if a in sums.sums_kernel.arg_names}
             name = _name(f"sums {scorer}{kind}{' softmax' if softmax else ''}", dims, dtype)
