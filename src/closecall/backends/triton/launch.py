@@ -227,11 +227,15 @@ SHARED |= dict.fromkeys(("sm_90", "sm_100"), 227 * 1024)
 
 
 def sums_rows(dim: int, dtype: str, told: dict[str, int], rows: int, listed: bool) -> int:
-    """Rows of a program of the sums kernel. `told` is the scorer's `layout`. Several wide vectors of `listed` blocks
-    need a stack on sm_80 with fewer rows than these, in float32 with more; narrow ones on sm_86 with as many."""
-    if listed and told["VECTORS"] > 1 and padded(dim) > 64:
-        return min(rows, 32) if dtype == "fp32" else max(rows, 64)
-    return rows
+    """Rows of a program of the sums kernel. `told` is the scorer's `layout`. Over `listed` blocks of wide heads, keys
+    need a stack on sm_80 with fewer rows than these, as does a shrunk box in float16; in float32 keys do with more."""
+    if not listed or padded(dim) <= 64:
+        return rows
+    several = told["VECTORS"] > 1
+    if dtype == "fp32":
+        return min(rows, 32) if several else rows
+    shrunk = told["BOX"] and not several and told["PLANES"] > 2
+    return max(rows, 64) if (several and not told["BOX"]) or (shrunk and dtype == "fp16") else rows
 
 
 def score_sizes(
