@@ -257,9 +257,12 @@ def score_sizes(
         part = 16 if narrow else score_slice(dim, dtype)
         if told["VECTORS"] > 1 and padded(dim) <= 64 and arch != "gfx942":  # here whole rows need no stack, slices do
             part = padded(dim)
-        if listed and arch in ("sm_80", "sm_86"):  # two come out the other way round once more
-            boxed_keys = told["BOX"] and told["VECTORS"] > 1 and padded(dim) <= 64
-            part = 16 if boxed_keys or (dim > 192 and not told["BOX"]) else part
+        # With a list two come out the other way round once more.
+        boxed_keys = told["BOX"] and told["VECTORS"] > 1 and padded(dim) <= 64
+        if listed and boxed_keys and arch in ("sm_80", "sm_86", "sm_89", "sm_100"):
+            part = 16
+        if listed and not told["BOX"] and dim > 192 and arch in ("sm_80", "sm_86", "sm_89"):
+            part = 16
         return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1
