@@ -178,6 +178,12 @@ class TestLayersThatStay:
         said = impl().prepare("l.0.a", layer(Cache().kv), SETTINGS)
         assert said == "no Triton kernel that ranks blocks as 'quest' does"
 
+    def test_not_for_candidates(self):
+        asked = Settings.read({"closecall": ASKED | {"pool": 8, "candidates": 2}})
+        attention = impl()
+        assert attention.prepare("l.0.a", layer(Cache().kv), asked) is None
+        assert attention.policy.candidates == 2
+
     def test_made_up_batches_have_no_step(self):
         """vLLM warms up with rows that have no keys."""
         common = Cache().common([(0, 8)], [0])

@@ -22,6 +22,10 @@ MOST_INSTRUCTIONS = {
     ("sm_90", "scores quest"): 240,
     ("sm_80", "scores quest pooled"): 460,
     ("sm_90", "scores quest pooled"): 260,
+    ("sm_80", "again mean"): 500,
+    ("sm_90", "again mean"): 310,
+    ("sm_80", "again quest"): 445,
+    ("sm_90", "again quest"): 260,
 }
 MOST_BARRIERS = {("sm_90", "attend tma"): 3}  # of a turn of these; 2 if not said
 

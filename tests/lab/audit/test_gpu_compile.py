@@ -25,7 +25,7 @@ SHIPPED = [(arch, variant.name) for arch in ARCHS for variant in variants(arch)]
 # of each maker; `closecall gpu-report` all there are.
 HOT = (
     "attend D", "attend dense", "attend packed", "attend paged", "attend tma", "few D", "few paged", "scores mean D",
-    "scores mean pooled D", "scores quest D", "scores quest pooled D", "select",
+    "scores mean pooled D", "scores quest D", "scores quest pooled D", "again mean D", "again quest D", "select",
 )  # fmt: skip
 USUAL = {
     "attend D128 bf16": ("sm_80", "sm_90", "sm_100", "gfx942"),
@@ -36,6 +36,7 @@ USUAL = {
     "scores mean D128 bf16": ("sm_80", "sm_90"),
     "scores quest D128 bf16": ("sm_80", "sm_90", "gfx942"),
     "scores quest pooled D128 bf16": ("sm_80", "sm_90"),
+    "again mean D128 bf16": ("sm_80", "sm_90"),
     "select keep": ("sm_90",),
 }
 
@@ -245,6 +246,17 @@ def test_a_turn_of_pooled_scores_serves_eight_tiles(arch: str, most: int, compil
     assert facts.instructions <= most
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_candidates_cost_the_score_loop_little(arch: str, compiler: Compiler) -> None:
+    """Gathered by indices that are looked up one turn ahead: no wait, no buffer, no thread block less."""
+    facts, plain = (compiler.facts(arch, f"{kind} mean D128 bf16") for kind in ("again", "scores"))
+    same = ("waits", "buffers", "barriers", "shared", "shared_stores", "resident_blocks", "tensor", "copies", "keys")
+    for field in same:
+        assert getattr(facts, field) == getattr(plain, field), field
+    assert facts.overlapped
+    assert facts.instructions <= plain.instructions + 32
+
+
 def test_the_variants_cover_what_is_promised() -> None:
     names = [name for arch, name in SHIPPED if arch == "sm_90"]
     assert len(set(names)) == len(names)
@@ -258,6 +270,7 @@ def test_the_variants_cover_what_is_promised() -> None:
                 for scorer in ("mean", "quest", "box", "outliers-1", "outliers-3", "boxed-outliers-1"):
                     kinds = (f"summaries {scorer}", f"scores {scorer}", f"scores {scorer} mass", f"sums {scorer}")
                     kinds += (f"scores {scorer} pooled", f"scores {scorer} pooled mass", f"sums {scorer} pooled")
+                    kinds += (f"again {scorer}", f"again {scorer} mass", f"sums {scorer} again")
                     assert {f"{kind} {dim} {dtype}" for kind in kinds} <= set(names)
                 assert {f"attend forced {dim}/16 {dtype}", f"few forced {dim}/16 {dtype}"} <= set(names)
     boxed = [name for name in names if name.startswith("attend tma")]

@@ -51,8 +51,9 @@ def sums(kernel: Any, q_len: int) -> tuple[torch.Tensor, int]:
     q, summaries = tensors()
     out = ocean(q_len + ROWS, torch.float32)
     kernel.sums_kernel[(1, 2)](
-        q, summaries, PLAN, PACKS, q, out, *q.stride(), 1, q_len, 2, BLOCKS, 0, 0.3, SOFTMAX=True, **TOLD
-    )
+        q, summaries, PLAN, PACKS, q, out, PLAN, *q.stride(), 1, q_len, 2, BLOCKS, 0, 1, BLOCKS, 0.3, SOFTMAX=True,
+        LISTED=False, **TOLD,
+    )  # fmt: skip
     return out, ROWS
 
 
@@ -66,20 +67,32 @@ def scores(kernel: Any, some_tiles: int) -> tuple[torch.Tensor, int]:
     return out, BLOCKS
 
 
+def again(kernel: Any, some_tiles: int) -> tuple[torch.Tensor, int]:
+    q, summaries = tensors()
+    out = ocean((some_tiles + 1) * BLOCKS, torch.int32)
+    listed = torch.cat([torch.arange(BLOCKS).repeat(2), torch.zeros(2 * launch.MOST_KEYS)]).to(torch.int32)
+    kernel.again_kernel[(1, 2)](
+        q, summaries, PLAN, PACKS, q, listed, out, *q.stride(), 1, 0, 0, 0, 2, some_tiles, ROWS, 2, 1, BLOCKS, BLOCKS,
+        0, 0.3, MASS=False, SOFTMAX=False, MEAN=False, STAGES=1, **TOLD,
+    )  # fmt: skip
+    return out, BLOCKS
+
+
 def best(kernel: Any, n_tiles: int) -> tuple[torch.Tensor, int]:
     width = 8
     found = torch.arange(2 * BLOCKS, dtype=torch.int32)
     order, kept = (ocean((n_tiles + 1) * width, torch.int32) for _ in range(2))
     sizes = launch.select_sizes(BLOCKS, width)
     kernel.best_kernel[(1, 2, 1)](
-        found, order, kept, n_tiles, 0, 0, 2, BLOCKS, width, CHUNK=launch.select_chunk(BLOCKS), GROUP=1, **sizes
-    )
+        found, order, order, kept, n_tiles, 0, 0, 2, BLOCKS, width, BLOCKS, CHUNK=launch.select_chunk(BLOCKS), GROUP=1,
+        LISTED=False, **sizes,
+    )  # fmt: skip
     return order, width
 
 
 @pytest.mark.parametrize(
     ("write", "unit"),
-    [(pool, 4 * DIM), (sums, 1), (scores, BLOCKS), (best, 8)],
+    [(pool, 4 * DIM), (sums, 1), (scores, BLOCKS), (again, BLOCKS), (best, 8)],
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_the_second_head_of_a_long_prompt_is_written_where_it_belongs(write: Any, unit: int) -> None:

@@ -29,6 +29,7 @@ from closecall.rules.certified import Certified
 from closecall.rules.last_tile import LastTile
 from closecall.rules.router import Router
 from closecall.rules.top_p import TopP
+from closecall.rules.topk import TopK
 from compare import assert_attention, assert_selection, everything, kept_of
 from drawing import PRESETS, TRIGGERS, Case, drawn
 from engines import FLOATS, FUZZ, Engine, pairs
@@ -383,7 +384,7 @@ def test_chunks_cover_every_cell_once(monkeypatch: pytest.MonkeyPatch, heads: in
     ("kind", "q_len"),
     # Every kind once, many rows and few in turn.
     pairs(
-        [*CUTTING, "outliers mass", "box mass-max", "outliers softmax group", *PROTECTED],
+        [*CUTTING, "outliers mass", "box mass-max", "outliers softmax group", *PROTECTED, "candidates"],
         [64, 1],
         lambda i, j: i % 2 == j,
     ),
@@ -395,6 +396,8 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     policy = closecall.policy(preset, block=16, tile=32, budget=6, tile_factor=1)
     if kind in PROTECTED:
         policy = policy.replace(rule=LastTile(policy.rule, **PROTECTED[kind]))
+    elif kind == "candidates":
+        policy = policy.replace(rule=TopK(budget=6, tile_factor=1), aggregate="softmax", pool=16, candidates=1)
     elif kind != preset:
         scorer, aggregate, *share = kind.split()
         policy = policy.replace(scorer=closecall.SCORERS[scorer](), aggregate=aggregate, share=(*share, "head")[0])

@@ -52,11 +52,18 @@ def test_the_best_blocks_and_scores_at_ranks(
     order, best = (torch.full((1, 1, 1, width), 7, dtype=torch.int32) for _ in range(2))
     chunk = data.draw(st.sampled_from([16, launch.select_chunk(n)]))  # long rows are written in several
     sizes = launch.select_sizes(n, width) | {"CHUNK": chunk, "GROUP": group}
+    step = data.draw(st.sampled_from([1, 3]))  # of a list, the blocks are those that it names
+    listed = torch.arange(n, dtype=torch.int32) * step
     with ENGINE._forced(), backend._running(torch.device("cpu")) as kernel:
-        kernel.best_kernel[(1, 1, 1)](heads, order, best, 1, 0, 0, 1, n, width, **sizes)
+        kernel.best_kernel[(1, 1, 1)](
+            heads, listed, order, best, 1, 0, 0, 1, n, width, n * step, LISTED=step > 1, **sizes
+        )
     expected, _ = rank.best(bits[None, None, None], min(width, n))
     there = expected[expected < n].sort().values
-    assert order[0, 0, 0].tolist() == there.tolist() + [n] * (width - len(there))
+    assert order[0, 0, 0].tolist() == (step * there).tolist() + [n * step] * (width - len(there))
+    sorted_first = rank.in_order(bits[None, None, None], min(width, n))
+    assert torch.equal(sorted_first[0] * step, order[..., :n])
+    assert torch.equal(sorted_first[1], best[..., :n])
     assert best[0, 0, 0].tolist() == bits[there.long()].tolist() + [rank.NEVER] * (width - len(there))
     ranked = scores[there.long()].sort(descending=True).values
     at = data.draw(st.integers(0, width - 1))

@@ -7,8 +7,7 @@ to check them, many times slower than the `cpu` backend.
 Limits:
 
 * head and value dims up to 256; float32, bfloat16, float16;
-* scorers that have no planes (`Scorer.planes`), and policies with candidates, are scored by the reference backend,
-  which does ask the device;
+* scorers that have no planes (`Scorer.planes`) are scored by the reference backend, which does ask the device;
 * an infinite coordinate in a key makes its block's score NaN where the scorer makes boxes, so the block ranks last; an
   infinite value makes the rows that attend to it NaN;
 * under `mass` and `mass-max`, a row that sees a forced key whose product is NaN or infinite has no say.
@@ -35,7 +34,7 @@ from ...policy import Policy
 from ...ranking import Ranked
 from ...scorers.base import Planes
 from ...scorers.reductions import Of
-from ...selection import Selection
+from ...selection import Selection, each_head
 from ...summaries import Summaries
 from .. import empty_outputs, reference
 from . import boxes, launch, scoring, tuning
@@ -206,7 +205,7 @@ def has_kernel(policy: Policy) -> bool:
     """Whether kernels rank the blocks, and not the reference."""
     reduction = (policy.reduction.of, policy.reduction.mean)
     planes = None if policy.scorer is None else policy.scorer.planes
-    return planes is not None and reduction in _REDUCTIONS and not policy.candidates
+    return planes is not None and reduction in _REDUCTIONS
 
 
 def rank(
@@ -226,60 +225,94 @@ def rank(
     assert policy.scorer.planes is not None
     reduction, known = policy.reduction, policy.scorer.planes
     here = tables(geometry, q.device)
-    batch, heads, _, _ = q.shape
-    n_tiles, n_blocks = geometry.n_tiles, geometry.n_blocks
+    n_blocks = geometry.n_blocks
+    every_row = policy.every_row(geometry, None if paging is None else paging.told)
+    everywhere = every_row is not None and bool((every_row | ~geometry.exists).all())
+    if everywhere or (policy.candidates and policy.n_candidates(n_blocks) == n_blocks):  # every row sees every block
+        policy, every_row = policy.replace(pool=1), None
     width = policy.rule.limit(n_blocks)
-    sort = not policy.rule.at_ranks or n_blocks > launch.MOST_SPAN
-    together = heads // k.shape[1] if policy.share == "group" else 1
-    shape = (batch, heads // together, n_tiles, width)
-    order = torch.empty(shape, dtype=torch.int32, device=q.device)
-    scores = torch.empty(shape, dtype=torch.float32 if sort else torch.int32, device=q.device)
+    again = policy.n_candidates(n_blocks)
+    sort = not policy.rule.at_ranks or (again or n_blocks) > launch.MOST_SPAN
     forced = here.forced(policy.sinks)
     if here.blocks.shape[0] == 0:  # nothing but padding
-        nothing = torch.full(order.shape, -math.inf, device=q.device)
-        return Ranked(order.fill_(n_blocks), nothing, here.visible, forced, here.geometry.sequence)
+        shape = (q.shape[0], k.shape[1] if policy.share == "group" else q.shape[1], geometry.n_tiles, width)
+        order = torch.full(shape, n_blocks, dtype=torch.int32, device=q.device)
+        nothing = torch.full(shape, -math.inf, device=q.device)
+        return Ranked(order, nothing, here.visible, forced, here.geometry.sequence)
     planes, told = _summarise(k, known, here, geometry.block) if paging is None else paging.summaries
     own = None
     if reduction.of is Of.MASS:
         own = _forced_mass(q, k, geometry, here, scale, policy.sinks, paging)
         scale *= math.log2(math.e)
     with _running(q.device) as kernel:
-        every_row = policy.every_row(geometry, None if paging is None else paging.told)
         wide = told | {"WIDE": _wide(q)}
         scored = scoring.scored(kernel, q, own, policy, every_row, planes, geometry, here, wide, _arch(q.device))
-    normalised = reduction.of is not Of.SCORES
-    if normalised:
+    name = launch.scoring(told["VECTORS"], reduction.of is not Of.SCORES)
+    order, scores = _best(name, scored, k, policy, scale, again or width, sort and not again)
+    if again:
+        rows = scored[0].again(q, own, order)
+        decided = None if every_row is None else scores  # by tiles that looked everywhere
+        order, scores = _best("again", [rows], k, policy, scale, width, sort, decided)
+    if sort:
+        return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
+    return ranking.Best(order, scores, here.visible, forced, here.geometry.sequence, scores_at=_scores_at)
+
+
+def _best(
+    name: str, scored: list[scoring.Scored], k: Tensor, policy: Policy, scale: float, width: int, sort: bool,
+    decided: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The `width` best blocks of every tile and their scores: best first, or, if not to `sort`, in the order of the
+    blocks and in the numbers of scores.py. What is `decided [B, who decides, T, columns]` counts for tiles that
+    `scored` leaves out."""
+    q, geometry, columns, listed = scored[0].q, scored[0].geometry, scored[0].columns, scored[0].listed
+    batch, heads, n_tiles = q.shape[0], q.shape[1], geometry.n_tiles
+    together = heads // k.shape[1] if policy.share == "group" else 1
+    shape = (batch, heads // together, n_tiles, width)
+    size = math.prod(shape)
+    # Of lists of candidates the again kernel reads whole steps, without a mask, and one step more than there are.
+    more = 2 * launch.MOST_KEYS if policy.candidates and listed is None else 0
+    everything = torch.empty(size + more, dtype=torch.int32, device=q.device)
+    if more:
+        everything[size:] = 0
+    order = everything[:size].view(shape)
+    scores = torch.empty(shape, dtype=torch.float32 if sort else torch.int32, device=q.device)
+    if policy.reduction.of is not Of.SCORES:
 
         def add_up(chosen: launch.Launch) -> None:
             with _running(q.device) as kernel:
                 for rows in scored:
                     rows.add_up(kernel, chosen, policy.sinks, scale)
 
-        tuning.run(_call("sums", scored[0].q, k, k), add_up)
+        tuning.run(_call("sums", q, k, k), add_up)
 
     def run(chosen: launch.Launch) -> None:
         packed = scored[0].tiles(chosen)
         with _running(q.device) as kernel:
-            for some_heads, some_tiles in ranking.chunks(batch, heads, n_tiles, n_blocks, together, packed):
-                shape = (some_tiles.stop - some_tiles.start, some_heads.stop - some_heads.start, batch)
-                found = torch.empty(*shape[::-1], n_blocks, dtype=torch.int32, device=q.device)
-                for rows in scored:
-                    rows.score(kernel, chosen, policy, scale, found, some_heads, some_tiles)
+            for some_heads, tiles in ranking.chunks(batch, heads, n_tiles, columns, together, packed):
                 deciding = slice(some_heads.start // together, some_heads.stop // together)
-                if sort:
-                    found = torch.unflatten(found, 1, (-1, together)).amax(2)
-                    order[:, deciding, some_tiles], scores[:, deciding, some_tiles] = ranking.best(found, width)
+                if decided is None:
+                    shape = (batch, some_heads.stop - some_heads.start, tiles.stop - tiles.start, columns)
+                    found = torch.empty(*shape, dtype=torch.int32, device=q.device)
                 else:
-                    kernel.best_kernel[(shape[0], deciding.stop - deciding.start, batch)](
-                        found, order, scores, n_tiles, some_tiles.start, deciding.start, heads // together, n_blocks,
-                        width, CHUNK=launch.select_chunk(n_blocks), GROUP=together,
-                        **launch.select_sizes(n_blocks, width),
+                    found = each_head(decided[:, deciding, tiles], together).contiguous()
+                for rows in scored:
+                    rows.score(kernel, chosen, policy, scale, found, some_heads, tiles)
+                if sort or columns > launch.MOST_SPAN:
+                    found = torch.unflatten(found, 1, (-1, together)).amax(2)
+                    some = None if listed is None else listed[:, deciding, tiles]
+                    best = ranking.best(found, width, some) if sort else ranking.in_order(found, width)
+                    order[:, deciding, tiles], scores[:, deciding, tiles] = best
+                else:
+                    kernel.best_kernel[(found.shape[2], deciding.stop - deciding.start, batch)](
+                        found, order if listed is None else listed, order, scores, n_tiles, tiles.start,
+                        deciding.start, heads // together, columns, width, geometry.n_blocks, GROUP=together,
+                        LISTED=listed is not None, CHUNK=launch.select_chunk(columns),
+                        **launch.select_sizes(columns, width),
                     )  # fmt: skip
 
-    tuning.run(_call(launch.scoring(told["VECTORS"], normalised), scored[0].q, k, k), run)
-    if sort:
-        return Ranked(order, scores, here.visible, forced, here.geometry.sequence)
-    return ranking.Best(order, scores, here.visible, forced, here.geometry.sequence, scores_at=_scores_at)
+    tuning.run(_call(name, q, k, k), run)
+    return order, scores
 
 
 def _scores_at(best: Tensor, ranks: Tensor) -> Tensor:

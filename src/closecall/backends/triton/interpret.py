@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-MODULES = ("steps", "summaries", "pool", "sums", "scores", "select", "attend", "few")
+MODULES = ("steps", "summaries", "pool", "sums", "scores", "again", "select", "attend", "few")
 
 
 def kernels(interpreted: bool) -> SimpleNamespace:

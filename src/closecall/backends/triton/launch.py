@@ -25,7 +25,7 @@ from ...scorers.base import Planes
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 SMALL = ("sm_86", "sm_89", "sm_120")  # 99 KiB of shared memory for a thread block, where sm_80 has 163
-KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "attend", "packed", "few", "merge")
+KERNELS = ("summaries", "outliers", "scores", "sums", "shares", "again", "attend", "packed", "few", "merge")
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LARGEST_DIM = 256
 MOST_SPAN = 16384  # scores of a tile that the select kernels hold in registers: a million tokens in blocks of 64
@@ -40,8 +40,8 @@ FORCED_VALUES = 16
 @dataclass(frozen=True)
 class Launch:
     """`rows` of queries and `keys` of one step. Of `packed`, rows are of all heads that share their blocks; of
-    `scores`, `sums` and `shares`, keys are block columns; `summaries`, `outliers` and `merge` have no rows. `tma` has
-    `attend` and `packed` read keys and values by the copy engine, where it can (`boxes`)."""
+    `scores`, `sums`, `shares` and `again`, keys are block columns; `summaries`, `outliers` and `merge` have no rows.
+    `tma` has `attend` and `packed` read keys and values by the copy engine, where it can (`boxes`)."""
 
     rows: int
     keys: int
@@ -149,7 +149,7 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
             return Launch(32, 16, 4, 2) if arch == "sm_100" else Launch(64, 16, 8, 2)
         narrow = wide <= 64 and arch not in ("sm_90", "gfx942")  # more columns would need a stack
         return Launch(64 if arch == "sm_90" else 32, 32 if narrow else 64, 4, 2)
-    if kernel == "shares":
+    if kernel in ("shares", "again"):
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
         narrow = full or (arch in ("sm_80", "sm_100", *SMALL) and wide > 192)  # more keys would need a stack
@@ -226,9 +226,23 @@ SHARED = dict.fromkeys(SMALL, 99 * 1024) | {"sm_80": 163 * 1024, "gfx942": 64 * 
 SHARED |= dict.fromkeys(("sm_90", "sm_100"), 227 * 1024)
 
 
-def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: Launch) -> dict[str, int]:
+def sums_rows(dim: int, dtype: str, told: dict[str, int], rows: int, listed: bool) -> int:
+    """Rows of a program of the sums kernel. `told` is the scorer's `layout`. Over `listed` blocks of wide heads, keys
+    need a stack on sm_80 with fewer rows than these, as does a shrunk box in float16; in float32 keys do with more."""
+    if not listed or padded(dim) <= 64:
+        return rows
+    several = told["VECTORS"] > 1
+    if dtype == "fp32":
+        return min(rows, 32) if several else rows
+    shrunk = told["BOX"] and not several and told["PLANES"] > 2
+    return max(rows, 64) if (several and not told["BOX"]) or (shrunk and dtype == "fp16") else rows
+
+
+def score_sizes(
+    arch: str, dim: int, dtype: str, told: dict[str, int], chosen: Launch, listed: bool = False
+) -> dict[str, int]:
     """What of a launch the score kernel has room for: ROWS that see all blocks at a time, in a SLICE of their columns,
-    KEYS blocks a turn and STAGES of them. `told` is the scorer's `layout`.
+    KEYS blocks a turn and STAGES of them. `told` is the scorer's `layout`, and `listed` means the again kernel.
 
     Rows stay in shared memory whole: as they are, or in two forms that meet a box's sides. So do as many turns' blocks
     as there are stages, less one where warps multiply by themselves. float32 in two parts has no room, and is read anew
@@ -243,6 +257,12 @@ def score_sizes(arch: str, dim: int, dtype: str, told: dict[str, int], chosen: L
         part = 16 if narrow else score_slice(dim, dtype)
         if told["VECTORS"] > 1 and padded(dim) <= 64 and arch != "gfx942":  # here whole rows need no stack, slices do
             part = padded(dim)
+        # With a list two come out the other way round once more.
+        boxed_keys = told["BOX"] and told["VECTORS"] > 1 and padded(dim) <= 64
+        if listed and boxed_keys and arch in ("sm_80", "sm_86", "sm_89", "sm_100"):
+            part = 16
+        if listed and not told["BOX"] and dim > 192 and arch in ("sm_80", "sm_86", "sm_89"):
+            part = 16
         return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
     forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
     planes = told["PLANES"] + told["VECTORS"] - 1

@@ -58,8 +58,9 @@ def chunks(
             yield slice(h, min(h + some_heads, heads)), slice(t, min(t + some_tiles, n_tiles))
 
 
-def best(ascending: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The best blocks, best first and ties to the lower one, and their scores, from the numbers of scores.py."""
+def best(ascending: Tensor, width: int, listed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best blocks, best first and ties to the lower one, and their scores, from the numbers of scores.py: of all
+    blocks, or of those `listed`, which ascend and end in the sentinel."""
     n_blocks = ascending.shape[-1]
     falling = torch.arange(n_blocks - 1, -1, -1, device=ascending.device)
     top = ((ascending.long() << 32) | falling).topk(width, dim=-1).values
@@ -67,7 +68,16 @@ def best(ascending: Tensor, width: int) -> tuple[Tensor, Tensor]:
     ascending = (top >> 32).to(torch.int32)
     none = ascending == NEVER
     score = (ascending ^ ((ascending >> 31) & 0x7FFFFFFF)).view(torch.float32)
-    return block.masked_fill(none, n_blocks), score.masked_fill(none, -torch.inf)
+    block = block.masked_fill(none, n_blocks) if listed is None else listed.gather(-1, block.long())
+    return block, score.masked_fill(none, -torch.inf)
+
+
+def in_order(ascending: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The best blocks in the order of the blocks, and their numbers: what the select kernel makes of shorter rows."""
+    n_blocks = ascending.shape[-1]
+    block = best(ascending, width)[0].sort(-1).values
+    number = ascending.gather(-1, block.clamp(max=n_blocks - 1).long())
+    return block, number.masked_fill(block == n_blocks, NEVER)
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""Launching the score kernels: on a tile's rows, or on the means of runs of them where a policy pools."""
+"""Launching the score kernels: on a tile's rows, or on the means of runs of them where a policy pools; over all
+blocks, or over a list of candidates."""
 
 from __future__ import annotations
 
@@ -34,19 +35,33 @@ class Scored:
     geometry: Geometry
     told: dict[str, Any]  # constants of the kernels that do not depend on the launch
     arch: str
+    listed: Tensor | None = None  # int32 [B, who decides, T, n]: each tile's candidates, ascending; None means all
 
     @property
     def plan(self) -> Tensor:
         return tables.scored(self.geometry, self.q.device, self.pool, self.outlying, self.runs)
 
+    @property
+    def columns(self) -> int:
+        """How many blocks a tile's scores are of."""
+        return self.geometry.n_blocks if self.listed is None else self.listed.shape[3]
+
+    def again(self, q: Tensor, forced: Tensor | None, listed: Tensor) -> Scored:
+        """The same tiles by all their rows, `q [B, H, M, D]`, over those blocks alone."""
+        sums = None if self.sums is None else torch.empty(*q.shape[:3], self.sums.shape[3], device=q.device)
+        return dataclasses.replace(
+            self, q=q, forced=forced, sums=sums, pool=1, outlying=0, runs=self.geometry.tile, listed=listed
+        )
+
     def _sizes(self, chosen: launch.Launch, of_scores: bool) -> dict[str, Any]:
-        keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.geometry.n_blocks)
-        rows = chosen.rows if self.pool > 1 else launch.fit(chosen.rows, self.runs)
+        keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.columns)
+        dim, dtype, listed = self.q.shape[3], launch.DTYPES[self.q.dtype], self.listed is not None
+        rows = chosen.rows if of_scores else launch.sums_rows(dim, dtype, self.told, chosen.rows, listed)
+        rows = rows if self.pool > 1 else launch.fit(rows, self.runs)
         sizes = {"ROWS": rows, "KEYS": keys, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
         if of_scores:
-            dim, dtype = self.q.shape[3], launch.DTYPES[self.q.dtype]
             there = dataclasses.replace(chosen, rows=rows, keys=keys)
-            sizes |= launch.score_sizes(self.arch, dim, dtype, self.told, there)
+            sizes |= launch.score_sizes(self.arch, dim, dtype, self.told, there, listed)
             sizes["num_stages"] = sizes["STAGES"]
         return self.told | sizes | launch.score_rows(self.pool, self.runs, sizes["ROWS"])
 
@@ -61,29 +76,38 @@ class Scored:
         packs = tables.packs(self.geometry, self.q.device, sizes["TILES"], self.chosen)
         heads, parts = self.q.shape[1], -(-sizes["TILES"] * self.runs // sizes["ROWS"])
         forced = self.sums if self.forced is None else self.forced  # not read
+        listed = self.plan if self.listed is None else self.listed  # not read
+        together = 1 if self.listed is None else heads // self.listed.shape[1]
         if len(packs.listed):
             kernel.sums_kernel[(len(packs.listed) * parts, heads)](
-                self.q, self.planes, self.plan, packs.listed, forced, self.sums, *self.q.stride(),
+                self.q, self.planes, self.plan, packs.listed, forced, self.sums, listed, *self.q.stride(),
                 self.geometry.n_tiles, self.q.shape[2], heads // self.planes.shape[0], self.planes.shape[2], sinks,
-                scale, **sizes,
+                together, self.columns, scale, LISTED=self.listed is not None, **sizes,
             )  # fmt: skip
 
     def score(
         self, kernel: Any, chosen: launch.Launch, policy: Policy, scale: float, found: Tensor, heads: slice,
         tiles: slice,
     ) -> None:  # fmt: skip
-        """Writes the scores of its tiles among these into `found [B, heads, tiles, n_blocks]`."""
+        """Writes the scores of its tiles among these into `found [B, heads, tiles, columns]`."""
         sizes = self._sizes(chosen, of_scores=True)
         packs = tables.packs(self.geometry, self.q.device, sizes["TILES"], self.chosen)
         some = packs.of(tiles)
+        if not some:
+            return
         sums = self.q if self.sums is None else self.sums  # not read
-        if some:
-            kernel.scores_kernel[(len(some), heads.stop - heads.start)](
-                self.q, self.planes, self.plan, packs.listed, sums, found, *self.q.stride(), self.geometry.n_tiles,
-                some.start, tiles.start, heads.start, self.q.shape[1], tiles.stop - tiles.start, self.q.shape[2],
-                self.q.shape[1] // self.planes.shape[0], self.geometry.n_blocks, self.planes.shape[2], policy.sinks,
-                scale, MASS=policy.reduction.of is Of.MASS, MEAN=policy.reduction.mean, **sizes,
-            )  # fmt: skip
+        n_heads, n_tiles, rows = self.q.shape[1], self.geometry.n_tiles, self.q.shape[2]
+        before = (self.q, self.planes, self.plan, packs.listed, sums)
+        where = (*self.q.stride(), n_tiles, some.start, tiles.start, heads.start, n_heads, tiles.stop - tiles.start)
+        where += (rows, n_heads // self.planes.shape[0])
+        after = (self.planes.shape[2], policy.sinks, scale)
+        sizes |= {"MASS": policy.reduction.of is Of.MASS, "MEAN": policy.reduction.mean}
+        grid = (len(some), heads.stop - heads.start)
+        if self.listed is None:
+            kernel.scores_kernel[grid](*before, found, *where, self.columns, *after, **sizes)
+        else:
+            together = n_heads // self.listed.shape[1]
+            kernel.again_kernel[grid](*before, self.listed, found, *where, together, self.columns, *after, **sizes)
 
 
 def scored(
@@ -104,7 +128,7 @@ def scored(
         sums = torch.empty(*x.shape[:3], columns, device=x.device) if columns else None
         return Scored(x, forced, sums, tiles, pool, outlying, runs, *common)
 
-    if policy.pool == 1 or (every_row is not None and bool((every_row | ~geometry.exists).all())):
+    if policy.pool == 1:
         return [of(q, forced, None, 1, geometry.tile)]
     runs = launch.power_above(policy.scored)
     means, forced_means = _pooled(kernel, q, forced, policy, runs, geometry, here)

@@ -11,7 +11,7 @@ from typing import Any
 from ...registry import unknown
 from ...scorers.base import Planes
 from . import launch
-from .kernels import attend, few, pool, scores, select, summaries, sums
+from .kernels import again, attend, few, pool, scores, select, summaries, sums
 
 # (head dim, value dim): the head dims of the models that are supported by name, and DeepSeek's two.
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
@@ -29,10 +29,12 @@ MORE_PLANES = {
 }
 SOFTMAX_PLANES = (PLANES["quest"], MORE_PLANES["boxed-outliers-1"])
 MORE_DIMS = (64, 128)
+KINDS = ("", " pooled", " again")  # a tile by its rows, several by their means, a tile's candidates by its rows
 POOL, OUTLYING = 8, 8  # rows per mean and outlying rows of the variants that pool
 # Rows that the select kernels hold: blocks of a tile (128K and 1M tokens), and kept ones.
 SELECT_BLOCKS = (2048, launch.MOST_SPAN)
 SELECT_KEPT = 132
+SELECT_LISTED = 264  # candidates
 # Attention to forced blocks, for the log-sum-exp alone.
 FORCED_DIMS = tuple((dim, launch.FORCED_VALUES) for dim in MORE_DIMS)
 
@@ -68,6 +70,9 @@ def _variant(
         "group",
         "n_blocks",
         "n_slots",
+        "n_listed",
+        "together",
+        "sentinel",
         "first_pack",
         "first_tile",
         "some_tiles",
@@ -192,28 +197,34 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
         told |= launch.layout(planes, dtype)
         yield _summaries(scorer, planes, arch, dims, dtype, told)
         types = {"q": x, "summaries": x, "plan": "*i32", "packs": "*i32", "forced": "*fp32", "sums": "*fp32"}
-        types |= {"out": "*i32", "scale": "fp32"}
+        types |= {"out": "*i32", "listed": "*i32", "scale": "fp32"}
         told |= {
             "q_d": 1, "BLOCK": 64, "WIDE": False, "PRECISION": launch.precision(arch, dtype),
             "SLICE": launch.score_slice(dims[0], dtype),
         }  # fmt: skip
         reductions = ("", " mass", " softmax") if planes in SOFTMAX_PLANES else ("", " mass")
-        for rows, reduction in itertools.product((1, POOL), reductions) if more else ((1, ""),):
+        made = itertools.product(KINDS, reductions) if more else [("", ""), (" again", "")]
+        for kind, reduction in made:
             mass, softmax = reduction == " mass", reduction == " softmax"
             told |= {"MASS": mass, "MEAN": mass, "SOFTMAX": softmax}
-            pooled, runs = " pooled" if rows > 1 else "", 64 // rows
-            chosen = launch.table(launch.scoring((planes.outliers or 0) + 1, mass or softmax), arch, *dims, dtype)
-            sizes = launch.score_sizes(arch, dims[0], dtype, launch.layout(planes, dtype), chosen)
+            rows, listed = POOL if kind == " pooled" else 1, kind == " again"
+            runs = 64 // rows
+            entry = "again" if listed else launch.scoring((planes.outliers or 0) + 1, mass or softmax)
+            chosen = launch.table(entry, arch, *dims, dtype)
+            layout = launch.layout(planes, dtype)
+            sizes = launch.score_sizes(arch, dims[0], dtype, layout, chosen, listed)
             constants = told | sizes | launch.score_rows(rows, runs, sizes["ROWS"])
             chosen = dataclasses.replace(chosen, num_stages=sizes["STAGES"])
-            name = _name(f"scores {scorer}{pooled}{reduction}", dims, dtype)
-            yield _variant(name, arch, scores.scores_kernel, types, constants, chosen, dims, dtype, False)
+            name = _name(f"again {scorer}{reduction}" if listed else f"scores {scorer}{kind}{reduction}", dims, dtype)
+            kernel = again.again_kernel if listed else scores.scores_kernel
+            yield _variant(name, arch, kernel, types, constants, chosen, dims, dtype, False)
             if not (mass or softmax):
                 continue
             chosen = launch.table("sums", arch, *dims, dtype)
-            constants = told | {"KEYS": chosen.keys} | launch.score_rows(rows, runs, chosen.rows)
+            some = launch.score_rows(rows, runs, launch.sums_rows(dims[0], dtype, layout, chosen.rows, listed))
+            constants = told | {"KEYS": chosen.keys, "LISTED": listed} | some
             constants = {a: x for a, x in constants.items() if a in sums.sums_kernel.arg_names}
-            name = _name(f"sums {scorer}{pooled}{' softmax' if softmax else ''}", dims, dtype)
+            name = _name(f"sums {scorer}{kind}{' softmax' if softmax else ''}", dims, dtype)
             yield _variant(name, arch, sums.sums_kernel, types, constants, chosen, dims, dtype, False)
 
 
@@ -234,12 +245,13 @@ def _pool(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
 
 def _select(arch: str) -> Iterator[Variant]:
     """The select kernels, which know neither head dims nor types."""
-    integers = dict.fromkeys(("scores", "order", "best", "plan", "kept"), "*i32")
+    integers = dict.fromkeys(("scores", "listed", "order", "best", "plan", "kept"), "*i32")
     made = [(f"select best of {n}", select.best_kernel, n) for n in SELECT_BLOCKS]
+    made += [("select again", select.best_kernel, SELECT_LISTED)]
     made += [("select keep", select.keep_kernel, SELECT_KEPT), ("select nth", select.nth_kernel, SELECT_KEPT)]
     for name, kernel, n in made:
         sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT) | {"CHUNK": launch.select_chunk(n)}
-        sizes |= {"BLOCK": 64, "RANKS": 3, "GROUP": 1}
+        sizes |= {"BLOCK": 64, "RANKS": 3, "GROUP": 1, "LISTED": n == SELECT_LISTED}
         constants: dict[str, object] = {a: sizes[a] for a in kernel.arg_names if a in sizes}
         types = integers | {"counts": "*i64", "ranks": "*i64", "out": "*fp32"}
         chosen = launch.Launch(16, 16, sizes["num_warps"], 1)

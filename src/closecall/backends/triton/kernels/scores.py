@@ -105,6 +105,71 @@ def reduced(s, KEYS: tl.constexpr, RUNS: tl.constexpr, TILES: tl.constexpr, MEAN
     return total(s, 1) if MEAN else largest(s, 1)
 
 
+@triton.jit
+def norms_of(sums, at, real, MASS: tl.constexpr, SOFTMAX: tl.constexpr):
+    """What the sums kernel wrote of the rows: the largest logit and one over the mass, or the log-sum-exp."""
+    top, share = at, at  # not read
+    if MASS:
+        top = tl.load(sums + 2 * at, mask=real, other=0.0)
+        share = tl.load(sums + 2 * at + 1, mask=real, other=0.0)
+    if SOFTMAX:
+        top = tl.load(sums + at, mask=real, other=0.0)
+    return top, share
+
+
+@triton.jit
+def turn_scores(q, at, real, q_n, q_d, x, low, high, top, share, summaries, block, plane, start, scale,
+                KEYS: tl.constexpr, ROWS: tl.constexpr, RUNS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+                DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, MASS: tl.constexpr,
+                SOFTMAX: tl.constexpr, MEAN: tl.constexpr, VECTORS: tl.constexpr, PLANES: tl.constexpr,
+                SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """The scores of one turn's blocks, whichever they are: the largest over the rows, or their sum."""
+    s = tl.full([KEYS, ROWS], 0.0, tl.float32)
+    spots = at
+    if VECTORS > 1 and SLICE < WIDTH:
+        # 0 more, which the compiler does not see: it would keep the rows in registers, for which it needs a stack,
+        # instead of reading them anew.
+        spots = at + tl.minimum(start, 0)
+    for vector in tl.static_range(VECTORS):
+        one = block_scores(q, spots, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS, DIM,
+                           WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+        if MASS:  # relative to the row's largest logit, for all keys that the vector stands for; NaN stays
+            one *= scale
+            one = tl.where(one > HUGE, HUGE, one)
+            s += tl.exp2(one - top[None, :]) * (BLOCK - VECTORS + 1.0 if vector == 0 else 1.0)
+        elif vector == 0:
+            s = one
+        else:
+            s = tl.where((one > s) | (one != one), one, s)
+    if MASS:
+        s *= share[None, :]
+        s = tl.where(s == s, s, 0.0)
+    elif SOFTMAX:
+        s *= scale
+        s = tl.where(s > LARGEST, LARGEST, s) - top[None, :]  # NaN stays
+    if MEAN and not MASS:  # whose shares of rows that are not there are 0
+        s = tl.where(real[None, :], s, 0.0)
+    score = reduced(s, KEYS, RUNS, TILES, MEAN)
+    if not (MASS or SOFTMAX):  # once a block instead of once a row: the sign of `scale` is positive
+        score *= scale
+    return score
+
+
+@triton.jit
+def write(out, score, place, there, ranked, rows, part, PARTS: tl.constexpr, MEAN: tl.constexpr):
+    """Writes one tile's scores by one of PARTS parts of its rows. The last part makes `ascending` numbers of what all
+    came to; the ones before leave theirs as they are, for it to read."""
+    if PARTS > 1 and part > 0:
+        before = tl.load(out + place, mask=there, other=0).to(tl.float32, bitcast=True)
+        score = score + before if MEAN else tl.maximum(score, before)
+    number = score.to(tl.int32, bitcast=True)
+    if part == PARTS - 1:
+        if MEAN:
+            score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
+        number = tl.where(ranked, ascending(score), NEVER)
+    tl.store(out + place, number, mask=there)
+
+
 @triton.jit(
     do_not_specialize=["n_tiles", "first_pack", "first_tile", "first_head", "n_heads", "some_tiles", "q_len",
                        "n_blocks", "n_slots", "sinks"]
@@ -166,41 +231,12 @@ def scores_kernel(
         real = nth < there
         at = place % TILES * RUNS + nth
         x, low, high = facing(q, at, real, q_n, q_d, SLICE, DIM, BOX, WIDE)
-        if MASS:
-            top = tl.load(sums + 2 * at, mask=real, other=0.0)
-            share = tl.load(sums + 2 * at + 1, mask=real, other=0.0)
-        if SOFTMAX:
-            top = tl.load(sums + at, mask=real, other=0.0)
+        top, share = norms_of(sums, at, real, MASS, SOFTMAX)
         for start in tl.range(0, last, KEYS, num_stages=STAGES):
             block = start + tl.arange(0, KEYS)
-            s = tl.full([KEYS, ROWS], 0.0, tl.float32)
-            spots = at
-            if VECTORS > 1 and SLICE < WIDTH:
-                # 0 more, which the compiler does not see: it would keep the rows in registers, for which it needs a
-                # stack, instead of reading them anew.
-                spots = at + tl.minimum(start, 0)
-            for vector in tl.static_range(VECTORS):
-                one = block_scores(q, spots, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS,
-                                   DIM, WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                if MASS:  # relative to the row's largest logit, for all keys that the vector stands for; NaN stays
-                    one *= scale
-                    one = tl.where(one > HUGE, HUGE, one)
-                    s += tl.exp2(one - top[None, :]) * (BLOCK - VECTORS + 1.0 if vector == 0 else 1.0)
-                elif vector == 0:
-                    s = one
-                else:
-                    s = tl.where((one > s) | (one != one), one, s)
-            if MASS:
-                s *= share[None, :]
-                s = tl.where(s == s, s, 0.0)
-            elif SOFTMAX:
-                s *= scale
-                s = tl.where(s > LARGEST, LARGEST, s) - top[None, :]  # NaN stays
-            if MEAN and not MASS:  # whose shares of rows that are not there are 0
-                s = tl.where(real[None, :], s, 0.0)
-            score = reduced(s, KEYS, RUNS, TILES, MEAN)
-            if not (MASS or SOFTMAX):  # once a block instead of once a row: the sign of `scale` is positive
-                score *= scale
+            score = turn_scores(q, at, real, q_n, q_d, x, low, high, top, share, summaries, block, plane, start, scale,
+                                KEYS, ROWS, RUNS, TILES, BLOCK, DIM, WIDTH, SLICE, BOX, MASS, SOFTMAX, MEAN, VECTORS,
+                                PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
             if TILES > 1:
                 if MEAN:
                     score = tl.div_rn(score, tl.broadcast_to(tl.maximum(rows, 1).to(tl.float32)[None, :], score.shape))
@@ -208,15 +244,8 @@ def scores_kernel(
                 ranked = tl.where(ranked, ascending(score), NEVER)
                 tl.store(out + (places + block[:, None]), ranked, mask=block[:, None] < ends)
             else:
-                if PARTS > 1 and part > 0:
-                    before = tl.load(out + block, mask=block < n_blocks, other=0).to(tl.float32, bitcast=True)
-                    score = score + before if MEAN else tl.maximum(score, before)
-                ranked = score.to(tl.int32, bitcast=True)
-                if part == PARTS - 1:
-                    if MEAN:
-                        score = tl.div_rn(score, tl.maximum(rows, 1).to(tl.float32))
-                    ranked = tl.where((block >= sinks) & (block < free), ascending(score), NEVER)
-                tl.store(out + block, ranked, mask=block < n_blocks)
+                ranked = (block >= sinks) & (block < free)
+                write(out, score, block, block < n_blocks, ranked, rows, part, PARTS, MEAN)
         if PARTS > 1 and not WIDE:
             tl.debug_barrier()  # the next rows read what these wrote
     for start in range((last + KEYS - 1) // KEYS * KEYS, n_blocks, KEYS):

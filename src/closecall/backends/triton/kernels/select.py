@@ -48,13 +48,15 @@ def of_heads(scores, line, step, block, n_blocks, GROUP: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "n_blocks", "width"])
+@triton.jit(do_not_specialize=["n_tiles", "first_tile", "first_head", "n_heads", "n_blocks", "width", "sentinel"])
 def best_kernel(
-    scores, order, best, n_tiles, first_tile, first_head, n_heads, n_blocks, width, SPAN: tl.constexpr,
-    SLOTS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    scores, listed, order, best, n_tiles, first_tile, first_head, n_heads, n_blocks, width, sentinel,
+    SPAN: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """The `width` best blocks of a row of `scores [B, heads, tiles, n_blocks]`, ascending, and their scores. Where
-    GROUP heads decide together, programs and outputs count those who decide, and scores have a row for every head."""
+    GROUP heads decide together, programs and outputs count those who decide, and scores have a row for every head.
+
+    LISTED has a row's scores be of the blocks `listed [B, n_heads, n_tiles, n_blocks]`, which ascend."""
     t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     step = tl.num_programs(0)
     line = (b.to(tl.int64) * tl.num_programs(1) + h) * GROUP * step + t
@@ -62,7 +64,8 @@ def best_kernel(
     n = tl.minimum(width, total((x != NEVER).to(tl.int32), 0))
     edge = nth(x, n)
     spare = n - total((x > edge).to(tl.int32), 0)  # blocks on the edge that are kept: the first ones
-    there = ((b.to(tl.int64) * n_heads + first_head + h) * n_tiles + first_tile + t) * width
+    cell = (b.to(tl.int64) * n_heads + first_head + h) * n_tiles + first_tile + t
+    there = cell * width
     levels = n * 0  # blocks on the edge, and kept ones, of the chunks before
     kept = n * 0
     for start in tl.range(0, n_blocks, CHUNK, num_stages=1):
@@ -71,13 +74,15 @@ def best_kernel(
         level = ((score == edge) & (n > 0)).to(tl.int32)
         keep = (score > edge) | ((level > 0) & (levels + running(level, 0) <= spare))
         place = there + kept + running(keep.to(tl.int32), 0) - 1
+        if LISTED:
+            block = tl.load(listed + cell * n_blocks + block, mask=keep, other=0)
         tl.store(order + place, block, mask=keep)
         tl.store(best + place, score, mask=keep)
         levels += total(level, 0)
         kept += total(keep.to(tl.int32), 0)
     slot = tl.arange(0, SLOTS)
     rest = (slot >= n) & (slot < width)
-    tl.store(order + there + slot, tl.full([SLOTS], 0, tl.int32) + n_blocks, mask=rest)
+    tl.store(order + there + slot, tl.full([SLOTS], 0, tl.int32) + sentinel, mask=rest)
     tl.store(best + there + slot, tl.full([SLOTS], NEVER, tl.int32), mask=rest)
 
 

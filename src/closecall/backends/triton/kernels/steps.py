@@ -172,3 +172,17 @@ def settle(acc, mass):
     """The weighted sums over their total; 0 for rows that saw nothing."""
     share = 1.0 / tl.where(mass == 0.0, 1.0, mass)
     return tl.where(tl.abs(acc) == float("inf"), float("nan"), acc * share[:, None])
+
+
+@triton.jit
+def count_listed(own, sinks, n_listed):
+    """How many candidates a tile has whose first own block is `own`: blocks before it that are no sinks, or as many of
+    these as a list holds."""
+    return tl.minimum(tl.maximum(own - sinks, 0), n_listed)
+
+
+@triton.jit
+def list_of(listed, b, h, tile, n_heads, n_tiles, together, n_listed):
+    """Where a tile's candidates are in `listed [B, n_heads // together, n_tiles, n_listed]`."""
+    line = (b.to(tl.int64) * (n_heads // together) + h // together) * n_tiles + tile
+    return listed + line * n_listed

@@ -11,7 +11,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, largest, largest_int, rows_of, total
+from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, count_listed, largest, largest_int, list_of, rows_of, total
 
 
 @triton.jit
@@ -111,12 +111,14 @@ def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
     return higher, mass * tl.exp2((top - higher) * UNIT) + found
 
 
-@triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks"])
+@triton.jit(do_not_specialize=["n_tiles", "q_len", "n_slots", "sinks", "together", "n_listed"])
 def sums_kernel(
-    q, summaries, plan, packs, forced, sums, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks, scale,
+    q, summaries, plan, packs, forced, sums, listed, q_b, q_h, q_n, q_d, n_tiles, q_len, group, n_slots, sinks,
+    together, n_listed, scale,
     RUNS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr,
     VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    LISTED: tl.constexpr,
 ):  # fmt: skip
     """What each row's masses add up to: one program does ROWS rows of one head, of one tile or of a pack (scores.py).
 
@@ -127,6 +129,8 @@ def sums_kernel(
     SOFTMAX adds up the exponentials of the scores of all blocks that the tile sees instead, and reads nothing of
     `forced`. `scale` is then the plain one, and `sums [B, H, q_len]` gets the log-sum-exp, 0 if there is nothing to add
     up. Not in base 2, so that infinite scores become float32's largest number, as in the reference.
+
+    LISTED lets a tile see no blocks but the forced ones and those `listed`, as in again.py. A pack is then a tile.
     """
     PARTS: tl.constexpr = (TILES * RUNS + ROWS - 1) // ROWS
     APART: tl.constexpr = 1 if BOX and VECTORS > 1 else 0
@@ -152,6 +156,16 @@ def sums_kernel(
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h + row.to(tl.int64) * q_n
     plane = n_slots.to(tl.int64) * WIDTH
     summaries += (h // group).to(tl.int64) * (PLANES + VECTORS - 1) * plane + slot.to(tl.int64) * WIDTH
+    ahead = 0  # blocks before those listed
+    if LISTED:
+        near = tl.load(entry + 2)  # the first of the tile's own blocks
+        found = count_listed(near, sinks, n_listed)
+        listed = list_of(listed, b, h, tile, tl.num_programs(1), n_tiles, together, n_listed)
+        if SOFTMAX:
+            ahead = tl.minimum(sinks, near)
+            stop += ahead + found - near
+        else:
+            stop = found
     line = (b.to(tl.int64) * tl.num_programs(1) + h) * q_len + row + at
     if SOFTMAX:
         top = tl.full([ROWS], -LARGEST, tl.float32)
@@ -165,7 +179,14 @@ def sums_kernel(
     for start in range(0, stop, KEYS):
         block = start + tl.arange(0, KEYS)
         ok = block < stop
-        if not SOFTMAX:
+        if LISTED:
+            if SOFTMAX:
+                place = block - ahead
+                named = tl.load(listed + place, mask=(place >= 0) & (place < found), other=0)
+                block = tl.where(place < 0, block, tl.where(place < found, named, near + place - found))
+            else:
+                block = tl.load(listed + block, mask=ok, other=0)
+        elif not SOFTMAX:
             ok = ok & (block >= sinks)
         counts = ok[None, :]
         if TILES > 1:
