@@ -56,6 +56,19 @@ def _block_init(own: Callable[..., None]) -> Callable[..., None]:
     return quick
 
 
+def _computation_type(own: Callable[..., Any]) -> Callable[..., Any]:
+    """What two types are computed in follows from them, from which is a plain number's, and from the operation."""
+    found: dict[tuple[Any, ...], Any] = {}
+
+    def quick(self: Any, a_ty: Any, a_is_scalar: bool, b_ty: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
+        key = a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod
+        if key not in found:
+            found[key] = own(self, a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
+        return found[key]
+
+    return quick
+
+
 def _broadcast(own: Callable[..., Any]) -> Callable[..., Any]:
     """Two blocks of one shape stay as they are, and so do two scalars."""
 
@@ -88,6 +101,7 @@ def quicken() -> None:
         (core.tensor, "__init__", _tensor_init(core.tensor.__init__)),
         (core.block_type, "__init__", _block_init(core.block_type.__init__)),
         (core.dtype, "__eq__", _same(core.dtype.__eq__)),
+        (meaning, "computation_type_impl", _computation_type(meaning.computation_type_impl)),
         (meaning, "broadcast_impl_value", _broadcast(meaning.broadcast_impl_value)),
     ]
     if not builder.options.debug:  # then it looks for overflows in 64 bits, and keeps what it saw to itself
