@@ -77,7 +77,8 @@ def constants() -> tuple[Constant, ...]:
 def _definitions() -> tuple[list[Function], list[Constant]]:
     """What the modules define at their top, in order. No tree is kept: all of them are millions of objects, and whoever
     collects garbage later would walk through them."""
-    functions, constants = [], []
+    functions: list[Function] = []
+    constants: list[Constant] = []
     for text in corpora.modules(packages=True).values():
         lines = text.split("\n")
         for node in ast.parse(text).body:
