@@ -54,7 +54,7 @@ audit: $(READY)  ## Compiles the GPU kernels for seven targets and holds each to
 
 test-model: $(READY)  ## The tests on a real model, SmolLM2-135M (fetched on first use, 93 MB)
 	$(BIN)/closecall get smollm2
-	$(BIN)/pytest -q tests/lib/hf/test_real_model.py
+	$(BIN)/pytest -q -m model tests/lib/hf/test_real_model.py
 
 # vLLM brings its own torch, so it has an environment of its own. Three packages that want CUDA libraries go again.
 VLLM       ?= .venv-vllm

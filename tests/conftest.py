@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import interpreter
 from engines import ENGINES, FUZZ, Engine
 
 # A normal run is the same everywhere; a fuzz run differs every time and prints how to repeat what it found.
@@ -21,6 +22,7 @@ settings.load_profile("fuzz" if FUZZ else "ci")
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    interpreter.quicken()
 
 
 @pytest.fixture(scope="session", params=ENGINES, ids=str)

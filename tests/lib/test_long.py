@@ -3,9 +3,11 @@ half a million, where it would be 256 MiB. And chunks of the usual sizes, which 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -61,33 +63,78 @@ WATCHED = """
 CERTIFIED_MIB = 128
 
 
-def run(tokens: int, call: str, mib: int = MOST_MIB, **policy: object) -> subprocess.CompletedProcess[str]:
+def prompt(tokens: int, call: str, mib: int = MOST_MIB, **policy: object) -> str:
     policy = {"candidates": 0} | policy
-    script = textwrap.dedent(PROMPT).format(tokens=tokens, mib=mib, call=textwrap.dedent(call).strip(), **policy)
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    return textwrap.dedent(PROMPT).format(tokens=tokens, mib=mib, call=textwrap.dedent(call).strip(), **policy)
+
+
+PROMPTS = {
+    "router-on-quest": (
+        HALF_A_MILLION,
+        ONE_PIECE,
+        {"preset": "router-on-quest", "budget": 8, "pool": 16, "candidates": 4},
+    ),
+    "auto": (2**20, ONE_PIECE, {"preset": "auto", "budget": 8, "pool": 64}),
+    "auto in chunks": (HALF_A_MILLION, CHUNKS, {"preset": "auto", "budget": 8, "pool": 64, "candidates": 2}),
+}
+SCRIPTS = {name: prompt(tokens, call, **policy) for name, (tokens, call, policy) in PROMPTS.items()} | {
+    "watched": prompt(HALF_A_MILLION, WATCHED, mib=CERTIFIED_MIB, preset="auto", budget=8, pool=64),
+    "every block": prompt(
+        2**18, "out = closecall.select(q, k, 'dense').kv_idx", preset="quest", budget=8, pool=8, mib=32
+    ),
+}
+# One process imports everything once, and each script runs in a fork of it, which limits its own memory.
+FORKS = """
+import json, os, sys, traceback
+import torch, closecall
+
+for name, script in json.load(sys.stdin).items():
+    child = os.fork()  # torch has computed nothing here yet
+    if not child:
+        code = 1
+        try:
+            for number, kind in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{sys.argv[1]}/{name}.{kind}", os.O_WRONLY | os.O_CREAT), number)
+            exec(script, {})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str]:
+    """What a script printed, or told of its errors."""
+    directory = tmp_path_factory.mktemp("long")
+    scripts = json.dumps(SCRIPTS)
+    subprocess.run([sys.executable, "-c", FORKS, str(directory)], input=scripts, text=True, check=True)
+    return lambda name, kind: (directory / f"{name}.{kind}").read_text().strip()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(not has_native(), reason="the reference is made to be read, not to be large")
-@pytest.mark.parametrize(
-    ("tokens", "call", "policy"),
-    [
-        (HALF_A_MILLION, ONE_PIECE, {"preset": "router-on-quest", "budget": 8, "pool": 16, "candidates": 4}),
-        (2**20, ONE_PIECE, {"preset": "auto", "budget": 8, "pool": 64}),
-        (HALF_A_MILLION, CHUNKS, {"preset": "auto", "budget": 8, "pool": 64, "candidates": 2}),
-    ],
-    ids=["router-on-quest", "auto", "auto in chunks"],
-)
-def test_a_million_tokens(tokens: int, call: str, policy: dict[str, object]) -> None:
-    found = run(tokens, call, **policy)
-    assert found.stdout.strip() == f"done (1, 1, {tokens}, 8) True", found.stderr[-2000:]
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_million_tokens(name: str, said: Callable[[str, str], str]) -> None:
+    assert said(name, "out") == f"done (1, 1, {PROMPTS[name][0]}, 8) True", said(name, "err")[-2000:]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(not has_native(), reason="the reference is made to be read, not to be large")
-def test_many_tokens_counted_recorded_and_certified() -> None:
-    found = run(HALF_A_MILLION, WATCHED, mib=CERTIFIED_MIB, preset="auto", budget=8, pool=64)
-    assert found.stdout.strip() == f"done (1, 1, {HALF_A_MILLION}, 1) True", found.stderr[-2000:]
+def test_many_tokens_counted_recorded_and_certified(said: Callable[[str, str], str]) -> None:
+    assert said("watched", "out") == f"done (1, 1, {HALF_A_MILLION}, 1) True", said("watched", "err")[-2000:]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_limit_would_be_noticed(said: Callable[[str, str], str]) -> None:
+    """A selection of every block is a tensor of tiles x blocks, and does not fit."""
+    assert said("every block", "out") == ""
+    last = said("every block", "err").splitlines()[-1]
+    assert last.startswith("MemoryError: memory does not suffice to choose blocks for 1 heads of 4096 tiles"), last
+    assert f"up to 4096 blocks a tile take {12 * 4096 * 4096:,} bytes. Use a policy that caps what a tile keeps" in last
 
 
 @pytest.mark.skipif(not has_native(), reason="the reference is made to be read, not to be large")
@@ -105,13 +152,3 @@ def test_chunks_choose_what_one_piece_chooses(chunk: int) -> None:
         here = torch.arange(part.kv_idx.shape[3]) < part.counts[..., None]
         assert torch.equal(part.kv_idx[here], whole.kv_idx[:, :, tiles][..., : here.shape[3]][here])
         assert kept.reused == start // 64
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_limit_would_be_noticed() -> None:
-    """A selection of every block is a tensor of tiles x blocks, and does not fit."""
-    found = run(2**18, "out = closecall.select(q, k, 'dense').kv_idx", preset="quest", budget=8, pool=8, mib=32)
-    assert found.returncode != 0
-    said = found.stderr.splitlines()[-1]
-    assert said.startswith("MemoryError: memory does not suffice to choose blocks for 1 heads of 4096 tiles"), said
-    assert f"up to 4096 blocks a tile take {12 * 4096 * 4096:,} bytes. Use a policy that caps what a tile keeps" in said

@@ -173,7 +173,7 @@ def find(name: str, include_path: str | Path | None = None) -> Any:
 
 @functools.cache
 def _installed() -> Any:
-    """The index of lm-eval's own tasks, read once: that takes ten seconds, and they do not change while we run."""
+    """The index of lm-eval's own tasks, read once: that takes many seconds, and they do not change while we run."""
     return _lm_eval()[1].TaskManager()
 
 

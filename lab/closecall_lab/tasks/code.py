@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 from . import corpora
 from .base import TASKS, Generated, check_least
@@ -53,7 +52,7 @@ class Constant:
 @lru_cache(maxsize=1)
 def functions() -> tuple[Function, ...]:
     """Every short function at the top of a module whose name occurs once in the library, in a fixed order."""
-    listed = [_function(node, text) for text, node in _definitions(ast.FunctionDef)]
+    listed, _ = _definitions()
     counts = Counter(f.name for f in listed)
     kept = [
         f
@@ -67,42 +66,38 @@ def functions() -> tuple[Function, ...]:
 @lru_cache(maxsize=1)
 def constants() -> tuple[Constant, ...]:
     """Every constant with a number or a string that one cannot guess, and a name that occurs once."""
-    listed = [c for text, node in _definitions(ast.Assign) for c in _constant(node, text)]
+    _, listed = _definitions()
     counts = Counter(c.name for c in listed)
     kept = [c for c in listed if counts[c.name] == 1]
     random.Random(corpora.ORDER).shuffle(kept)
     return tuple(kept)
 
 
-Statement = TypeVar("Statement", bound=ast.stmt)
-
-
-def _definitions(kind: type[Statement]) -> Iterator[tuple[str, Statement]]:
-    """The statements of that kind at the top of a module, with the module's text."""
-    return ((text, node) for text, body in _bodies() for node in body if isinstance(node, kind))
-
-
 @lru_cache(maxsize=1)
-def _bodies() -> tuple[tuple[str, list[ast.stmt]], ...]:
-    return tuple((text, ast.parse(text).body) for text in corpora.modules(packages=True).values())
+def _definitions() -> tuple[list[Function], list[Constant]]:
+    """What the modules define at their top, in order. No tree is kept: all of them are millions of objects, and whoever
+    collects garbage later would walk through them."""
+    functions: list[Function] = []
+    constants: list[Constant] = []
+    for text in corpora.modules(packages=True).values():
+        lines = text.split("\n")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef):
+                functions.append(_function(node, lines))
+            elif isinstance(node, ast.Assign):
+                constants.extend(_constant(node, text))
+    return functions, constants
 
 
-def _lines(text: str, node: ast.stmt) -> str:
+def _function(node: ast.FunctionDef, lines: list[str]) -> Function:
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     assert node.end_lineno is not None
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-    return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
-
-
-def _function(node: ast.FunctionDef, text: str) -> Function:
-    source, summary, bare = _lines(text, node), "", ""
+    source, summary, bare = "\n".join(lines[first - 1 : node.end_lineno]), "", ""
     described = ast.get_docstring(node)
     if described and len(node.body) > 1:
         summary = _sentence(described)
         head, body = node.body[0], node.body[1]
-        lines = text.split("\n")
-        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         assert head.end_lineno is not None
-        assert node.end_lineno is not None
         bare = "\n".join([*lines[first - 1 : head.lineno - 1], *lines[head.end_lineno : node.end_lineno]])
         if head.lineno == node.lineno or body.lineno == head.end_lineno:  # all on one line
             summary, bare = "", ""
@@ -126,8 +121,10 @@ def _constant(node: ast.Assign, text: str) -> Iterator[Constant]:
     number = isinstance(value.value, (int, float)) and not isinstance(value.value, bool) and abs(value.value) >= 10
     word = isinstance(value.value, str) and re.fullmatch(r"[\w.:/ -]{4,24}", value.value) is not None
     word = word and _letters(str(value.value)) not in _letters(target.id)  # ROUND_UP = 'ROUND_UP' can be guessed
+    if not (re.fullmatch(r"[A-Z][A-Z0-9_]{3,}", target.id) and (number or word)):
+        return
     written = ast.get_source_segment(text, value)
-    if re.fullmatch(r"[A-Z][A-Z0-9_]{3,}", target.id) and (number or word) and written and '"""' not in written:
+    if written and '"""' not in written:
         yield Constant(target.id, written, f"{target.id} = {written}")
 
 

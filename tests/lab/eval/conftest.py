@@ -28,5 +28,5 @@ def processes_like_this_one() -> None:
 
 @pytest.fixture
 def any_lm_eval_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes every lm-eval task for known: reading lm-eval's own index takes ten seconds (test_harness.py does it)."""
+    """Takes every lm-eval task for known: reading lm-eval's own index takes twenty seconds."""
     monkeypatch.setattr("closecall_lab.eval.harness.LmEval.check", lambda self: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -23,7 +24,8 @@ from closecall_lab.eval.store import Store
 from closecall_lab.eval.subject import Subject
 from closecall_lab.probes import text, words
 
-pytest.importorskip("lm_eval")
+if importlib.util.find_spec("lm_eval") is None:  # to import it takes seconds, and in one worker of the two for nothing
+    pytest.skip("lm-eval is an extra: pip install 'closecall-lab[lm-eval]'", allow_module_level=True)
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

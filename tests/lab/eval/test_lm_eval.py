@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from closecall.models.cache import UnavailableError
 from closecall_lab.eval import lm_eval
 from closecall_lab.probes import text, words
 
-pytest.importorskip("lm_eval")
+if importlib.util.find_spec("lm_eval") is None:  # to import it takes seconds, and in one worker of the two for nothing
+    pytest.skip("lm-eval is an extra: pip install 'closecall-lab[lm-eval]'", allow_module_level=True)
 pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -186,6 +189,28 @@ def test_solved_examples_do_not_depend_on_who_was_asked_before(subject: tuple[An
     assert first.document(0, seed=1) != in_order[0]
 
 
+@pytest.fixture
+def only_arc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval's own index, made of one of its directories: all of them are 14,000 files, which take twenty seconds."""
+    from lm_eval.tasks._index import TaskIndex
+
+    def arc(root: Path) -> Iterator[Path]:
+        return iter(sorted((root / "arc" if root.name == "tasks" else root).glob("*.yaml")))
+
+    monkeypatch.setattr(TaskIndex, "_iter_yaml_files", staticmethod(arc))
+    monkeypatch.setattr(lm_eval, "_installed", lm_eval._installed.__wrapped__)
+
+
+@pytest.mark.usefixtures("only_arc")
+def test_tasks_are_looked_for_in_the_users_directory_and_then_in_lm_evals(include: Path) -> None:
+    assert list(lm_eval.find("closecall_local", include).task_index) == ["closecall_generated", "closecall_local"]
+    assert "closecall_local" not in lm_eval.find("arc_easy", include).task_index
+    assert "arc_easy" in lm_eval.find("arc_easy").task_index
+    with pytest.raises(ValueError, match="'arc_eazy': did you mean 'arc_easy'"):
+        lm_eval.find("arc_eazy", include)
+
+
+@pytest.mark.usefixtures("only_arc")
 def test_bad_input(subject: tuple[Any, Any], include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = subject
     with pytest.raises(ValueError, match="unknown lm-eval task 'closecall_locale': did you mean 'closecall_local'"):

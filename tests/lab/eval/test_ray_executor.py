@@ -18,9 +18,9 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is an extra: pip install 'closecall-lab[ray]'", allow_module_level=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[None]:
-    """One for all tests here, on the loopback interface only."""
+    """On the loopback interface only."""
     ray = executors.connect(None, 2)
     assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
     yield
@@ -29,7 +29,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own files and sockets
-def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path: Path) -> None:
+def test_ray_equals_local_and_tells_errors_and_a_killed_worker_is_made_good(tiny: Path, tmp_path: Path) -> None:
     grid = grid_of(tiny)
     with Store(tmp_path / "local.db") as store:
         runner.run(grid, store)
@@ -54,13 +54,11 @@ def test_ray_equals_local_and_a_killed_worker_is_made_good(tiny: Path, tmp_path:
     after = workers.pids()
     assert before[0] not in after
     assert before[1] in after
+
+    too_short = grid_of(tiny, contexts=(16,))
+    with Store(tmp_path / "none.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
+        runner.run_model(too_short, store, workers)
     workers.close()
 
-
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_errors_in_workers_are_told_as_they_are(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no such directory"):
-        executors.Ray(str(tmp_path / "nothing"), jobs=1)
-    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
-        runner.run(grid_of(tiny, contexts=(16,)), store, executor="ray", jobs=1)
+    with Store(tmp_path / "none.db") as store, pytest.raises(OSError, match="no such directory"):
+        runner.run(grid_of(tmp_path / "nothing"), store, executor="ray", jobs=1)

@@ -177,17 +177,17 @@ def test_no_worker_outlives_its_parent() -> None:
                 os.killpg(run.pid, signal.SIGKILL)
 
 
-def test_two_processes_give_the_same(whole: Path, tiny: Path, tmp_path: Path) -> None:
-    path = tmp_path / "two.db"
-    with Store(path) as store:
-        runner.run(grid_of(tiny), store, jobs=2)
-    assert results(path) == results(whole)
+def test_two_processes_give_the_same_and_tell_what_goes_wrong_in_them(whole: Path, tiny: Path, tmp_path: Path) -> None:
+    """One after the other on the same two processes, which take longer to start than to do all of it."""
+    grid, workers = grid_of(tiny), executors.Processes(str(tiny), jobs=2)
+    with Store(tmp_path / "two.db") as store:
+        runner.run_model(grid, store, workers, jobs=2)
+    assert results(tmp_path / "two.db") == results(whole)
 
-
-def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path, tiny: Path, tmp_path: Path) -> None:
-    path = tmp_path / "died.db"
-    grid = grid_of(tiny)
-    workers = executors.Processes(str(tiny), jobs=1)
+    too_short = grid_of(tiny, contexts=(16,), tasks=("probe-needle",), n=1)  # no room for a single needle
+    with Store(tmp_path / "none.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
+        runner.run_model(too_short, store, workers)
+    workers.processes.pop(next(iter(workers.processes))).join()  # the first one got the only job, and ended with it
 
     def jobs_then_kill() -> Iterator[executors.Job]:
         for i, job in enumerate(grid.jobs()):
@@ -195,14 +195,15 @@ def test_a_worker_process_that_dies_is_an_error_and_nothing_is_lost(whole: Path,
                 next(iter(workers.processes.values())).kill()
             yield job
 
-    with Store(path) as store:
+    with Store(tmp_path / "died.db") as store:
         model = workers.identity()
         found = []
         with pytest.raises(executors.WorkerError, match="a worker process ended with code -9; what is stored is safe"):
             found.extend(take(workers.run(jobs_then_kill()), store, model.fingerprint))
+        assert len(found) == 3 * 6
         workers.close()
-        runner.run(grid_of(tiny), store)
-    assert results(path) == results(whole)
+        runner.run(grid, store)
+    assert results(tmp_path / "died.db") == results(whole)
 
 
 def take(stream: Iterator[executors.Result], store: Store, model: str) -> Iterator[executors.Result]:
@@ -212,13 +213,6 @@ def take(stream: Iterator[executors.Result], store: Store, model: str) -> Iterat
         cell = runner.Cell(model, job.task, job.context, job.seed, job.number, str(result.spec), result.budget)
         store.add(cell, result.run)
         yield result
-
-
-def test_an_error_in_a_worker_process_is_told_as_it_is(tiny: Path, tmp_path: Path) -> None:
-    workers = executors.Processes(str(tiny), jobs=1)
-    with Store(tmp_path / "results.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
-        runner.run_model(grid_of(tiny, contexts=(16,)), store, workers)  # no room for a single needle
-    workers.close()
 
 
 def test_a_task_with_fewer_examples_than_asked_for(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

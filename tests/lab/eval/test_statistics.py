@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-import statsmodels.stats.contingency_tables
 
 from closecall_lab.eval import statistics
 
@@ -52,6 +51,8 @@ def test_tests_count_the_outcomes_of_fair_coins(wins: int, losses: int) -> None:
 
 
 def test_mcnemar_is_statsmodels() -> None:
+    import statsmodels.stats.contingency_tables
+
     a, b = sparse(50, 17, 5, 28)
     table = statsmodels.stats.contingency_tables.mcnemar([[50, 17], [5, 28]], exact=True)
     assert statistics.mcnemar(*statistics.discordant(a, b)) == table.pvalue

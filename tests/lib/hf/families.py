@@ -192,11 +192,12 @@ class Float64(TorchFunctionMode):
     """Models ask for float32 in norms, softmax and routers, whatever their own type; here they get float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def widen(x: Any) -> Any:
-            return torch.float64 if x is torch.float32 else x
-
+        # Every step of a model comes by here: nothing is called that need not be.
         func = Tensor.double if func is Tensor.float else func
-        return func(*map(widen, args), **{key: widen(value) for key, value in (kwargs or {}).items()})
+        given = [torch.float64 if x is torch.float32 else x for x in args]
+        if not kwargs:
+            return func(*given)
+        return func(*given, **{key: torch.float64 if x is torch.float32 else x for key, x in kwargs.items()})
 
 
 def as_eager(original: Any) -> Any:

@@ -13,7 +13,10 @@ from closecall.models.known.smollm2 import SOURCE
 from closecall.models.load import LoadedModel, load_model
 from families import assert_close
 
-pytestmark = pytest.mark.skipif(not fetched(SOURCE), reason="`closecall get smollm2` first, as make test-model does")
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not fetched(SOURCE), reason="`closecall get smollm2` first, as make test-model does"),
+]
 
 
 @pytest.fixture(scope="module")

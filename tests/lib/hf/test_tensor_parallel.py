@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from closecall.ranking import alone
 from families import tokens
 
 RANKS = 2
+IMPORTED = [
+    "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+]  # once, by the process that both are forked from
 POLICIES = {
     "quantile": closecall.policy("router-on-quest", block=16, tile=16, budget=5, tile_factor=1, rho=1.4),
     "per-cell": closecall.policy(
@@ -72,7 +77,8 @@ def work(rank: int, folder: str) -> None:
 def test_two_ranks_select_what_one_process_selects(tmp_path: Path) -> None:
     model = families.model("llama")
     model.save_pretrained(tmp_path / "model")
-    mp.spawn(work, args=(str(tmp_path),), nprocs=RANKS)
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    mp.start_processes(work, args=(str(tmp_path),), nprocs=RANKS, start_method="forkserver")
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
     for name in (*POLICIES, "compiled"):
         logits, whole = selections(model, POLICIES.get(name, POLICIES["quantile"]))
