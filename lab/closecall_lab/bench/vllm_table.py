@@ -9,6 +9,7 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,9 @@ def main(argv: list[str] | None = None) -> None:
     for _ in range(args.rounds):
         for name in args.policies:
             turns[name].append(turn(llm, name, prompt))
+            done, all_turns = sum(map(len, turns.values())), args.rounds * len(args.policies)
+            took = ", ".join(f"{key} {value:.2f}" for key, value in turns[name][-1].items())
+            print(f"{done}/{all_turns}  {label(name)}: {took}", file=sys.stderr, flush=True)
     print(f"{Path(*Path(model).parts[-2:])}, {args.tokens} tokens in steps of {args.chunk}, {args.rounds} rounds\n")
     print(table(turns))
 
