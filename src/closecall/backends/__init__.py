@@ -62,7 +62,6 @@ class Choice(NamedTuple):
     why: str
 
 
-@functools.cache  # asked for in every layer of every decoding step
 def load(name: str) -> Backend:
     """The backend of that name, whether it can run here or not."""
     if name not in NAMES:

@@ -208,18 +208,12 @@ def test_a_budget_below_the_forced_blocks_is_refused_before_anything_runs(
         runner.run(Cpu(), "auto", FEW, settings, tmp_path)
 
 
-# Without instructions for bf16 its matrices are multiplied number by number: long and narrow ones take least time for
-# their memory, and less is granted to the libraries, so that it hides no table of rows x keys.
-@pytest.mark.parametrize(
-    ("dtype", "context", "heads", "dim", "workspace"),
-    [("fp32", 1024, 4, 256, speed.WORKSPACE), ("bf16", 2048, 2, 64, 24 * 2**20)],
-    ids=["fp32", "bf16"],
-)
-def test_no_more_memory_is_taken_than_was_said(
-    dtype: str, context: int, heads: int, dim: int, workspace: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speed, "WORKSPACE", workspace)
-    settings = Speed((context,), dtype, heads, heads, dim, dim, 8, ("router-on-quest",), 1, 0.01)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_no_more_memory_is_taken_than_was_said(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Long and narrow, and less granted to the libraries: a table of rows x keys would not go unseen. Without
+    # instructions for bf16 its matrices are multiplied number by number, and narrow ones take least time.
+    monkeypatch.setattr(speed, "WORKSPACE", 48 * 2**20)
+    settings = Speed((4096,), dtype, 2, 2, 64, 64, 8, ("router-on-quest",), 1, 0.01)
     cell = settings.cells()[0]
     # Libraries take theirs at the first call: a small one, because CPUs may multiply bf16 slowly.
     small = dataclasses.replace(settings, heads=1, kv_heads=1, dim=64, intermediate=64)
