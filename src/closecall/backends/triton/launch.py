@@ -238,6 +238,12 @@ def sums_rows(dim: int, dtype: str, told: dict[str, int], rows: int, listed: boo
     return max(rows, 64) if (several and not told["BOX"]) or (shrunk and dtype == "fp16") else rows
 
 
+def sums_slice(arch: str, dim: int, dtype: str, told: dict[str, int], listed: bool) -> int:
+    """Columns of a product of the sums kernel at a time: where more of a list in float32 would need a stack, fewer."""
+    narrow = arch == "sm_120" or (arch == "sm_100" and told["VECTORS"] > 1)
+    return 16 if narrow and listed and dtype == "fp32" and dim % 16 == 0 else score_slice(dim, dtype)
+
+
 def score_sizes(
     arch: str, dim: int, dtype: str, told: dict[str, int], chosen: Launch, listed: bool = False
 ) -> dict[str, int]:
@@ -273,7 +279,8 @@ def score_sizes(
 
     if arch in SMALL and padded(dim) > 128:
         rows = min(rows, 16)  # more would need a stack
-    crowded = arch == "sm_80" and padded(dim) > 64 and planes > 3
+    wide = padded(dim) > 64
+    crowded = planes > 3 and {"sm_80": wide, "sm_100": wide and listed, "sm_120": not wide}.get(arch, False)
     if crowded or (arch == "sm_100" and padded(dim) > 128 and told["BOX"]):
         keys = min(keys, 32)  # likewise
     while not fits():

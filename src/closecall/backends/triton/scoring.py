@@ -59,7 +59,9 @@ class Scored:
         rows = chosen.rows if of_scores else launch.sums_rows(dim, dtype, self.told, chosen.rows, listed)
         rows = rows if self.pool > 1 else launch.fit(rows, self.runs)
         sizes = {"ROWS": rows, "KEYS": keys, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-        if of_scores:
+        if not of_scores:
+            sizes["SLICE"] = launch.sums_slice(self.arch, dim, dtype, self.told, listed)
+        else:
             there = dataclasses.replace(chosen, rows=rows, keys=keys)
             sizes |= launch.score_sizes(self.arch, dim, dtype, self.told, there, listed)
             sizes["num_stages"] = sizes["STAGES"]
