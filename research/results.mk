@@ -68,7 +68,7 @@ results: $(READY)  ## Every other panel of docs/results.md, into out/results (ma
 	  --policies dense,quest,auto,$(DENSER),auto:factor=dense,give=0.0625,auto:factor=4,auto:factor=dense --store $R/asked.db
 	$(BIN)/closecall report --store $R/asked.db --out $R/asked
 	$(BIN)/closecall eval --model smollm2 --dtype fp32 --tasks niah-single:questions=16,haystack=prose,niah-multikey:keys=8,questions=8,haystack=prose \
-	  --contexts 4k --budgets 4 --n 4 --policies dense,quest,auto,auto:pool=16,auto:c=0.25,auto:block=32,tile=64,tile_factor=4,auto:pool=64,candidates=4,tuned:smollm2 --store $R/smollm2-ring.db
+	  --contexts 4k --budgets 4 --n 4 --policies dense,quest,auto,auto:pool=16,auto:c=0.25,auto:block=32,tile=64,tile_factor=4,auto:pool=64,candidates=4,auto:scorer=true-mass,aggregate=mass,tuned:smollm2 --store $R/smollm2-ring.db
 	$(BIN)/closecall eval --model smollm2 --dtype fp32 --tasks niah-single:questions=16,haystack=prose,niah-multikey:keys=8,questions=8,haystack=prose \
 	  --contexts 4k --budgets 8 --n 4 --policies dense,quest,router-on-quest,auto --store $R/smollm2-ring.db
 	$(BIN)/closecall report --store $R/smollm2.db --out $R/smollm2
