@@ -82,7 +82,7 @@ def best(kernel: Any, n_tiles: int) -> tuple[torch.Tensor, int]:
     width = 8
     found = torch.arange(2 * BLOCKS, dtype=torch.int32)
     order, kept = (ocean((n_tiles + 1) * width, torch.int32) for _ in range(2))
-    sizes = launch.select_sizes(BLOCKS, width)
+    sizes = launch.select_sizes(BLOCKS, width, "sm_90")
     kernel.best_kernel[(1, 2, 1)](
         found, order, order, kept, n_tiles, 0, 0, 2, BLOCKS, width, BLOCKS, CHUNK=launch.select_chunk(BLOCKS), GROUP=1,
         LISTED=False, **sizes,

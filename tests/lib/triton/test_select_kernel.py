@@ -51,7 +51,7 @@ def test_the_best_blocks_and_scores_at_ranks(
         heads[torch.arange(group) != i % group, i] = rank.NEVER if i % 2 or bits[i] == rank.NEVER else -(2**31) + 1
     order, best = (torch.full((1, 1, 1, width), 7, dtype=torch.int32) for _ in range(2))
     chunk = data.draw(st.sampled_from([16, launch.select_chunk(n)]))  # long rows are written in several
-    sizes = launch.select_sizes(n, width) | {"CHUNK": chunk, "GROUP": group}
+    sizes = launch.select_sizes(n, width, "sm_90") | {"CHUNK": chunk, "GROUP": group}
     step = data.draw(st.sampled_from([1, 3]))  # of a list, the blocks are those that it names
     listed = torch.arange(n, dtype=torch.int32) * step
     with ENGINE._forced(), backend._running(torch.device("cpu")) as kernel:

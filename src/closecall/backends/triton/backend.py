@@ -308,7 +308,7 @@ def _best(
                         found, order if listed is None else listed, order, scores, n_tiles, tiles.start,
                         deciding.start, heads // together, columns, width, geometry.n_blocks, GROUP=together,
                         LISTED=listed is not None, CHUNK=launch.select_chunk(columns),
-                        **launch.select_sizes(columns, width),
+                        **launch.select_sizes(columns, width, _arch(q.device)),
                     )  # fmt: skip
 
     tuning.run(_call(name, q, k, k), run)
@@ -318,7 +318,7 @@ def _best(
 def _scores_at(best: Tensor, ranks: Tensor) -> Tensor:
     """The scores at some ranks, from the numbers of the best blocks."""
     out = torch.empty(ranks.shape, device=ranks.device)
-    sizes = launch.select_sizes(best.shape[-1], 1)
+    sizes = launch.select_sizes(best.shape[-1], 1, _arch(best.device))
     with _running(best.device) as kernel:
         kernel.nth_kernel[(math.prod(best.shape[:3]),)](
             best, ranks.contiguous(), out, best.shape[-1], SPAN=sizes["SPAN"], RANKS=ranks.shape[-1],
@@ -335,7 +335,7 @@ def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, 
             kernel.keep_kernel[(n_tiles, heads, batch)](
                 ranked.order, ranked.scores, counts.contiguous(), tables(geometry, counts.device).plan, kept, n_tiles,
                 geometry.n_blocks, ranked.order.shape[-1], width, sinks, BLOCK=geometry.block,
-                **launch.select_sizes(ranked.order.shape[-1], width),
+                **launch.select_sizes(ranked.order.shape[-1], width, _arch(ranked.order.device)),
             )  # fmt: skip
         return kept
     return ranking.gather_kept(ranked, counts, tables(geometry, counts.device).geometry, sinks, width)

@@ -190,10 +190,11 @@ def _packed_keys(arch: str, wide: int) -> int:
     return 64 if wide <= 128 else 16 if arch == "sm_80" and wide > 192 else 32
 
 
-def select_sizes(n: int, room: int) -> dict[str, int]:
+def select_sizes(n: int, room: int, arch: str) -> dict[str, int]:
     """SPAN and SLOTS that hold n scores and `room` kept blocks, and warps for at most 32 scores a thread."""
     span = padded(n)
-    return {"SPAN": span, "SLOTS": padded(room), "num_warps": min(16, max(1, span // 256))}
+    each = 512 if arch == "sm_120" and span == 2048 else 256  # scores of a warp; there 256 need a stack
+    return {"SPAN": span, "SLOTS": padded(room), "num_warps": min(16, max(1, span // each))}
 
 
 def select_chunk(n: int) -> int:

@@ -251,7 +251,7 @@ def _select(arch: str) -> Iterator[Variant]:
     made += [("select again", select.best_kernel, SELECT_LISTED)]
     made += [("select keep", select.keep_kernel, SELECT_KEPT), ("select nth", select.nth_kernel, SELECT_KEPT)]
     for name, kernel, n in made:
-        sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT) | {"CHUNK": launch.select_chunk(n)}
+        sizes: dict[str, int] = launch.select_sizes(n, SELECT_KEPT, arch) | {"CHUNK": launch.select_chunk(n)}
         sizes |= {"BLOCK": 64, "RANKS": 3, "GROUP": 1, "LISTED": n == SELECT_LISTED}
         constants: dict[str, object] = {a: sizes[a] for a in kernel.arg_names if a in sizes}
         types = integers | {"counts": "*i64", "ranks": "*i64", "out": "*fp32"}
