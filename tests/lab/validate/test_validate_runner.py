@@ -15,7 +15,7 @@ from fake_cuda import FakeCuda
 import closecall
 from closecall import backends
 from closecall.backends import flex
-from closecall.backends.triton import backend
+from closecall.backends.triton import device as triton_device
 from closecall_lab.bench.validate import behaviour, device, graphs, hardware, report, runner, speed
 from closecall_lab.bench.validate.behaviour import EVERYTHING, Behaviour, capture, repeats, second, streams
 from closecall_lab.bench.validate.cases import POLICIES, Case
@@ -391,7 +391,8 @@ def test_a_dim_or_type_that_no_kernel_takes_is_refused_before_anything_runs(
     settings = dataclasses.replace(SMALL, dim=320)
     with pytest.raises(ValueError, match="no Triton kernel for head dim 320, the largest is 256"):
         runner.run(Cpu(), "triton", FEW, settings, tmp_path)
-    monkeypatch.setattr(backend, "_problem", lambda: "triton 3.4.0 is older than 3.5: pip install -U triton")
+    old = "triton 3.4.0 is older than 3.5: pip install -U triton"
+    monkeypatch.setattr(triton_device, "installed_problem", lambda: old)
     with pytest.raises(ValueError, match=r"triton 3\.4\.0 is older than 3\.5: pip install -U triton"):
         runner.run(FakeCuda().install(monkeypatch), "auto", FEW, None, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from test_gpu_scorers import ENGINE, REFERENCE, SCORED
 
 from closecall import SCORERS, Policy, paged
-from closecall.backends.triton import backend, interpret, rank
+from closecall.backends.triton import backend, device, interpret, rank
 from closecall.geometry import plan
 from closecall.rules.last_tile import LastTile
 from closecall.rules.router import Router
@@ -115,7 +115,7 @@ def test_nothing_is_scored_twice_where_every_row_sees_every_block(
     q, k = call.tensors()
     without = interpret.kernels(True)
     del without.again_kernel
-    monkeypatch.setattr(backend, "kernels", lambda interpreted: without)
+    monkeypatch.setattr(device, "kernels", lambda interpreted: without)
     with pytest.raises(AttributeError, match="again_kernel"):
         ENGINE.select(q, k, call.policy)
     policy = call.policy.replace(**fields)

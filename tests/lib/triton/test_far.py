@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from closecall.backends.triton import backend, launch
+from closecall.backends.triton import device, launch
 from engines import Engine
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def best(kernel: Any, n_tiles: int) -> tuple[torch.Tensor, int]:
 )
 def test_the_second_head_of_a_long_prompt_is_written_where_it_belongs(write: Any, unit: int) -> None:
     """The length is one at which the second head begins past 2^31 numbers."""
-    with Engine("triton")._forced(), backend._running(CPU) as kernel:
+    with Engine("triton")._forced(), device.running(CPU) as kernel:
         near, size = write(kernel, 1 if unit > 1 else ROWS)
         far, _ = write(kernel, FAR // unit)
     begin = FAR // unit * unit

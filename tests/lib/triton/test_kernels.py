@@ -22,7 +22,7 @@ from launches import NoSync, launched
 
 import closecall
 from closecall import backends
-from closecall.backends.triton import backend, interpret, launch, rank, tables
+from closecall.backends.triton import attending, backend, device, interpret, launch, rank, tables
 from closecall.geometry import plan
 from closecall.policy import accepted
 from closecall.rules.certified import Certified
@@ -156,7 +156,7 @@ def test_few_rows_equal_many(monkeypatch: pytest.MonkeyPatch, preset: str, dtype
     selection = ENGINE.select(q, k, policy, key_padding=padding)
     expected = brute_attend(q, k, v, kept_of(selection), tiles(2, 5, 130, 16, 16, key_padding=padding), 32**-0.5)
     results = [ENGINE.attention(q, k, v, policy, **options)]
-    monkeypatch.setattr(backend, "FEW_ROWS", 0)
+    monkeypatch.setattr(attending, "FEW_ROWS", 0)
     results.append(ENGINE.attention(q, k, v, policy, **options))
     for out, lse in results:
         assert_attention(out, lse, expected)
@@ -216,7 +216,7 @@ def test_a_block_with_a_key_that_is_no_number_ranks_last() -> None:
 def test_any_number_of_splits(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     """More splits than blocks leave some without any."""
     q, k, v = tensors(heads=4, q_len=1, k_len=90)
-    monkeypatch.setattr(backend, "_splits", lambda *_: splits)
+    monkeypatch.setattr(attending, "_splits", lambda *_: splits)
     plan = tiles(1, 1, 90, 32, 32)
     out, lse = ENGINE.attention(q, k, v, dense(), return_lse=True)
     assert_attention(out, lse, brute_attend(q, k, v, everything(plan, 4), plan, 32**-0.5))
@@ -269,7 +269,7 @@ def test_float16_weights_are_rounded_as_on_a_device(monkeypatch: pytest.MonkeyPa
 
             return run
 
-    monkeypatch.setattr(backend, "kernels", lambda interpreted: SimpleNamespace(attend_kernel=Narrow()))
+    monkeypatch.setattr(device, "kernels", lambda interpreted: SimpleNamespace(attend_kernel=Narrow()))
     # The marks for NaN and infinite values are bfloat16 there, which the interpreter cannot multiply.
     module = interpret._interpreted()[0]
     monkeypatch.setattr(module, "weigh", lambda w, x, acc, *_: module.tl.dot(w.to(x.dtype), x, acc))
@@ -403,7 +403,7 @@ def test_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
         policy = policy.replace(scorer=closecall.SCORERS[scorer](), aggregate=aggregate, share=(*share, "head")[0])
     ENGINE.attention(q, k, v, policy)
 
-    monkeypatch.setattr(backend, "kernels", launched)
+    monkeypatch.setattr(device, "kernels", launched)
     made = plan(1, q_len, 160, 16, 32)
     with ENGINE._forced(), NoSync():
         kept = closecall.api.PlannedCall(q, k, policy, made, 0.2, backends.load("triton")).select()
@@ -450,12 +450,12 @@ def test_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_old_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "3.4.0")
-    backend._problem.cache_clear()
+    device.installed_problem.cache_clear()
     try:
         with pytest.raises(ValueError, match=r"triton 3\.4\.0 is older than 3\.5: pip install -U triton, or use"):
             call(torch.zeros(1, 1, 4, 8))
     finally:
-        backend._problem.cache_clear()
+        device.installed_problem.cache_clear()
 
 
 def test_a_triton_in_a_package_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,18 +465,18 @@ def test_a_triton_in_a_package_of_another_name(monkeypatch: pytest.MonkeyPatch) 
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    backend._problem.cache_clear()
+    device.installed_problem.cache_clear()
     try:
-        assert backend._problem() is None
+        assert device.installed_problem() is None
         monkeypatch.setattr("triton.__version__", "3.4.0+rocm7")
-        backend._problem.cache_clear()
-        assert "triton 3.4.0+rocm7 is older than 3.5" in str(backend._problem())
+        device.installed_problem.cache_clear()
+        assert "triton 3.4.0+rocm7 is older than 3.5" in str(device.installed_problem())
     finally:
-        backend._problem.cache_clear()
+        device.installed_problem.cache_clear()
 
 
 def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_problem", lambda: "triton is not installed: pip install triton")
+    monkeypatch.setattr(device, "installed_problem", lambda: "triton is not installed: pip install triton")
     with pytest.raises(ValueError, match=r"triton is not installed: pip install triton, or use backend='cpu'"):
         call(torch.zeros(1, 1, 4, 8))
 
@@ -517,7 +517,7 @@ class Device:
 
 
 @pytest.mark.parametrize(
-    ("device", "hip", "says"),
+    ("gpu", "hip", "says"),
     [
         (Device(7, 5), None, "compute capability 8.0, not 7.5: use backend='flex'"),
         (Device(arch="gfx1100"), "6.4", "CDNA device .gfx9., not gfx1100: use backend='flex'"),
@@ -531,8 +531,8 @@ class Device:
         (Device(9, 4, "gfx942:sramecc+"), "6.4", None),
     ],
 )
-def test_devices(monkeypatch: pytest.MonkeyPatch, device: Device, hip: str | None, says: str | None) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+def test_devices(monkeypatch: pytest.MonkeyPatch, gpu: Device, hip: str | None, says: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "hip", hip)
     x = _On("cuda", torch.float16, (1, 1, 4, 64))
@@ -541,8 +541,8 @@ def test_devices(monkeypatch: pytest.MonkeyPatch, device: Device, hip: str | Non
     if says is None:
         kinds = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90", (10, 3): "sm_100"}
         kinds |= {(11, 0): "sm_86", (12, 0): "sm_120"}  # the least of all where the kind is unknown
-        arch = kinds.get((device.major, device.minor))
-        assert backend._arch(torch.device("cuda")) == ("gfx942" if hip else arch)
+        arch = kinds.get((gpu.major, gpu.minor))
+        assert device.arch(torch.device("cuda")) == ("gfx942" if hip else arch)
         assert backends.explain(x) == ("triton", "cuda tensors of float16")  # type: ignore[arg-type]
     else:
         assert problem is not None
@@ -560,7 +560,7 @@ class _On:
 
 
 def test_auto_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_problem", lambda: "triton is not installed: pip install triton")
+    monkeypatch.setattr(device, "installed_problem", lambda: "triton is not installed: pip install triton")
     backends._say_once.cache_clear()
     x = _On("cuda", torch.float16, (1, 1, 4, 64))
     with pytest.warns(UserWarning, match="backend='auto' fell back to 'flex': triton is not installed"):

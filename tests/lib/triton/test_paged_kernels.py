@@ -15,7 +15,7 @@ from launches import NoSync, launched
 import closecall
 from closecall import paged
 from closecall.backends.paged_reference import gathered
-from closecall.backends.triton import backend
+from closecall.backends.triton import backend, device
 from closecall.backends.triton import paged as kernels_on_pages
 from closecall.ranking import alone
 from paged_steps import Step, make_step
@@ -149,7 +149,7 @@ def test_nothing_is_asked_of_the_device(monkeypatch):
     kept = paged.PageSummaries(policy, backend="triton")
     paged.attention(step.q, step.k, step.v, policy, step.pages, backend="triton", summaries=kept)
     made = step.pages.plan(32, 16, 16)
-    monkeypatch.setattr(backend, "kernels", launched)
+    monkeypatch.setattr(device, "kernels", launched)
     q, out, lse = step.q.transpose(0, 1)[None], torch.zeros(1, 2, 21, 16), torch.zeros(1, 2, 21)
     with NoSync():
         ranked = kernels_on_pages.rank(q, step.k, policy, made.chosen, made, 0.2, made.chosen.sequence, kept._store)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 import closecall
 from closecall.backends import reference
-from closecall.backends.triton import backend, launch, rank, variants
+from closecall.backends.triton import backend, device, launch, rank, variants
 from closecall.geometry import plan
 from closecall.rules.base import RULES as RULES_KNOWN
 from closecall.rules.last_tile import LastTile
@@ -54,7 +54,7 @@ def test_the_best_blocks_and_scores_at_ranks(
     sizes = launch.select_sizes(n, width, "sm_90") | {"CHUNK": chunk, "GROUP": group}
     step = data.draw(st.sampled_from([1, 3]))  # of a list, the blocks are those that it names
     listed = torch.arange(n, dtype=torch.int32) * step
-    with ENGINE._forced(), backend._running(torch.device("cpu")) as kernel:
+    with ENGINE._forced(), device.running(torch.device("cpu")) as kernel:
         kernel.best_kernel[(1, 1, 1)](
             heads, listed, order, best, 1, 0, 0, 1, n, width, n * step, LISTED=step > 1, **sizes
         )

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import closecall
 from closecall import paged
-from closecall.backends.triton import backend, boxes, launch, tuning
+from closecall.backends.triton import attending, boxes, launch, tuning
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -146,4 +146,4 @@ def test_the_backend_asks_for_boxes_by_the_launch(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     closecall.attention(*tensors(torch.float16, keys=16), "dense", backend="triton")
     assert made == []
-    assert backend.boxes is boxes
+    assert attending.boxes is boxes

@@ -24,7 +24,7 @@ from ...policy import Policy
 from ...ranking import Ranked
 from ...scorers.base import Planes
 from ...selection import Selection
-from . import backend, launch
+from . import attending, backend, device, launch
 from .tables import Paging, Tables, tables
 
 
@@ -186,7 +186,7 @@ def _some(g: Geometry, which: Tensor) -> Geometry | None:
 
 def _split(g: Geometry) -> tuple[Geometry | None, Geometry | None]:
     """(tiles of many rows, tiles of few rows)."""
-    few = g.rows <= backend.FEW_ROWS
+    few = g.rows <= attending.FEW_ROWS
     return placed(g, few.device, "split", lambda: (_some(g, ~few), _some(g, few)))
 
 
@@ -203,17 +203,17 @@ def attend(
     lse: Tensor,
 ) -> None:
     """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
-    problem = backend._dim_problem("value", v_pages.shape[3])
+    problem = device.dim_problem("value", v_pages.shape[3])
     if problem is not None:
         raise ValueError(f"backend 'triton' cannot run here: {problem}")
     paging = Paging(_table(geometry, plan, k_pages), plan.page // geometry.block)
-    factors = backend._factors(scale, softcap)
+    factors = attending.factors_of(scale, softcap)
     many, few = (geometry, None) if selection is not None else _split(geometry)
-    wide = backend._wide(q) and out.dtype != torch.float32
+    wide = device.wide(q) and out.dtype != torch.float32
     to = out.float() if wide else out  # the interpreter cuts float32 off where it should round
     if many is not None:
         here = tables(many, q.device)
-        backend._many(q, k_pages, v_pages, selection, many, here, factors, to, lse, paging)
+        attending.many(q, k_pages, v_pages, selection, many, here, factors, to, lse, paging)
     if few is not None:
         _decode(q, k_pages, v_pages, few, tables(few, q.device), factors, to, lse, paging)
     if wide:
@@ -228,7 +228,7 @@ def _decode(
     most, (tile, at, row) = _rows(geometry, q.device)
     shape = (geometry.n_tiles, q.shape[1], most)
     some, sums = out.new_empty(*shape, v_pages.shape[3]), lse.new_empty(shape)
-    backend._few(q, k_pages, v_pages, None, geometry, here, factors, some, sums, paging)
+    attending.few(q, k_pages, v_pages, None, geometry, here, factors, some, sums, paging)
     out[0, :, row] = some[tile, :, at].transpose(0, 1)
     lse[0, :, row] = sums[tile, :, at].transpose(0, 1)
 
