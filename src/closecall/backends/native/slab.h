@@ -75,14 +75,28 @@ void turn_planes(const char* plane, int64_t stride, const int32_t* blocks, int64
   }
 }
 
-// J runs meet R vectors of boxes.
+// The sums of J runs and R vectors of blocks, which live in registers while a part of the coordinates passes.
 template <int J, int R>
-[[gnu::noinline]] void meet_boxes(const Coordinate* q, int64_t dim, const float* panel, int64_t depth, bool begin, float* scores) {
-  V acc[J][R];
+[[gnu::always_inline]] inline void take_sums(V (&acc)[J][R], bool begin, const float* scores) {
 #pragma GCC unroll 16
   for (int j = 0; j < J; ++j)
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[j][r] = begin ? set1(0.0f) : load(scores + j * SLAB + r * LANES);
+}
+
+template <int J, int R>
+[[gnu::always_inline]] inline void put_sums(const V (&acc)[J][R], float* scores) {
+#pragma GCC unroll 16
+  for (int j = 0; j < J; ++j)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) store(scores + j * SLAB + r * LANES, acc[j][r]);
+}
+
+// J runs meet R vectors of boxes.
+template <int J, int R>
+[[gnu::noinline]] void meet_boxes(const Coordinate* q, int64_t dim, const float* panel, int64_t depth, bool begin, float* scores) {
+  V acc[J][R];
+  take_sums(acc, begin, scores);
 #pragma GCC unroll 2
   for (int64_t d = 0; d < depth; ++d) {
 #pragma GCC unroll 16
@@ -94,20 +108,14 @@ template <int J, int R>
       for (int r = 0; r < R; ++r) acc[j][r] = fma(x, load(side + r * LANES), acc[j][r]);
     }
   }
-#pragma GCC unroll 16
-  for (int j = 0; j < J; ++j)
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) store(scores + j * SLAB + r * LANES, acc[j][r]);
+  put_sums(acc, scores);
 }
 
 // J runs meet R vectors of keys or means, of `width` blocks.
 template <int J, int R>
 [[gnu::noinline]] void meet_keys(const Coordinate* q, int64_t dim, const float* panel, int64_t width, int64_t depth, bool begin, float* scores) {
   V acc[J][R];
-#pragma GCC unroll 16
-  for (int j = 0; j < J; ++j)
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[j][r] = begin ? set1(0.0f) : load(scores + j * SLAB + r * LANES);
+  take_sums(acc, begin, scores);
 #pragma GCC unroll 2
   for (int64_t d = 0; d < depth; ++d) {
     V x[J];
@@ -120,10 +128,7 @@ template <int J, int R>
       for (int j = 0; j < J; ++j) acc[j][r] = fma(x[j], keys, acc[j][r]);
     }
   }
-#pragma GCC unroll 16
-  for (int j = 0; j < J; ++j)
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) store(scores + j * SLAB + r * LANES, acc[j][r]);
+  put_sums(acc, scores);
 }
 
 // Runs meet one part of R vectors of blocks: boxes, or what has one plane.
