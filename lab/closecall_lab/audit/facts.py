@@ -22,6 +22,20 @@ MOST_INSTRUCTIONS = {
     ("sm_90", "scores quest"): 240,
     ("sm_80", "scores quest pooled"): 460,
     ("sm_90", "scores quest pooled"): 260,
+    ("sm_80", "scores quest softmax"): 460,
+    ("sm_90", "scores quest softmax"): 265,
+    ("sm_80", "scores quest mass"): 560,
+    ("sm_90", "scores quest mass"): 350,
+    ("sm_80", "scores outliers-1"): 460,
+    ("sm_90", "scores outliers-1"): 265,
+    ("sm_80", "scores boxed-outliers-1 softmax"): 650,
+    ("sm_90", "scores boxed-outliers-1 softmax"): 350,
+    ("sm_80", "sums quest"): 640,
+    ("sm_90", "sums quest"): 460,
+    ("sm_80", "sums quest softmax"): 670,
+    ("sm_90", "sums quest softmax"): 490,
+    ("sm_80", "sums boxed-outliers-1 softmax"): 870,
+    ("sm_90", "sums boxed-outliers-1 softmax"): 580,
     ("sm_80", "again mean"): 500,
     ("sm_90", "again mean"): 310,
     ("sm_80", "again quest"): 445,
@@ -123,6 +137,8 @@ class Facts:
             found.append(f"the softmax crosses warps ({self.warps})")
         turn = (self.arch, self.name.split(" D")[0])
         if turn in MOST_INSTRUCTIONS and (self.head_dim, self.dtype) == (128, "bf16"):
+            if not self.must_pipeline and not self.overlapped:
+                found.append(f"copies wait in the main loop ({self.overlap})")
             for count, most, what in (
                 (self.instructions, MOST_INSTRUCTIONS[turn], "instructions"),
                 (self.barriers, MOST_BARRIERS.get(turn, 2), "barriers"),

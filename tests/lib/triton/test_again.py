@@ -73,9 +73,9 @@ CALLS = {
     "packed": Call("quest", "softmax", 150, 150, 32, (1, 1), topk(8), fields={"pool": 16, "sinks": 2}, options=PACKED),
     # Some tiles look everywhere.
     "last ones": Call("1 boxed outlier", "softmax", 33, 130, 16, (2, 1), LastTile(topk(6), factor=1),
-                      fields={"share": "group", "outlying": 1, "sinks": 0}),
+                      fields={"share": "group", "outlying": 1, "sinks": 0}, dim=48),
     "masses": Call("mean", "mass", 34, 170, 16, (2, 1), topk(5), BRAIN, {"pool": 16, "unpooled": 1}),
-    "largest": Call("2 boxed outliers", "mass-max", 16, 120, 16, (2, 1), topk(6), fields={"share": "group"}),
+    "largest": Call("2 boxed outliers", "mass-max", 16, 120, 16, (2, 1), topk(6), fields={"share": "group"}, dim=48),
     "router": Call("quest", "max", 40, 170, 32, (2, 1), Router(budget=8, q=0.4, tile_factor=1), fields={"pool": 32}),
 }  # fmt: skip
 

@@ -52,7 +52,7 @@ def sums(kernel: Any, q_len: int) -> tuple[torch.Tensor, int]:
     out = ocean(q_len + ROWS, torch.float32)
     kernel.sums_kernel[(1, 2)](
         q, summaries, PLAN, PACKS, q, out, PLAN, *q.stride(), 1, q_len, 2, BLOCKS, 0, 1, BLOCKS, 0.3, SOFTMAX=True,
-        LISTED=False, **TOLD,
+        LISTED=False, STAGES=1, **TOLD,
     )  # fmt: skip
     return out, ROWS
 

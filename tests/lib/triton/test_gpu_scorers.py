@@ -240,8 +240,17 @@ def test_scores_and_ranking_by_definition(
     monkeypatch: pytest.MonkeyPatch, scored: str, aggregate: str, shape: str
 ) -> None:
     monkeypatch.setattr(reference, "rank", None)  # the kernels do it themselves
-    call = CALLS[shape]
     dtype = FLOATS[(PAIRS.index((scored, aggregate)) + list(CALLS).index(shape)) % 3]
+    check_by_definition(CALLS[shape], scored, aggregate, dtype)
+
+
+@pytest.mark.parametrize("aggregate", ["mass", "softmax"])
+@pytest.mark.parametrize("scored", ["mean", "box", "3 outliers", "1 boxed outlier"])
+def test_rows_that_do_not_fit_into_registers_are_added_up_in_slices(scored: str, aggregate: str) -> None:
+    check_by_definition(Call(20, 75, 16, 16, dim=48), scored, aggregate, torch.float32)
+
+
+def check_by_definition(call: Call, scored: str, aggregate: str, dtype: torch.dtype) -> None:
     q, k = call.tensors(dtype)
     scale = call.dim**-0.5
     ranked = ENGINE.rank(q, k, call.policy(scored, aggregate), call.geometry(), scale)

@@ -382,8 +382,8 @@ inline uint32_t cut_at(const uint32_t* numbers, int64_t n, int64_t want, int64_t
 }
 
 // The `want` largest scores, largest first or the lowest block first, ties to the lower block. A cut that not many more than
-// `want` reach is found by
-// a few passes over all of them; the exact cut, and the first of its ties, among those that reach it; then they are sorted.
+// `want` reach is found by a few passes over all of them; the exact cut, and the first of its ties, among those that reach it;
+// then they are sorted.
 void take_best(const RankScratch& scratch, const float* found_scores, int64_t n, int64_t want, int64_t first_block, bool ascending,
                int32_t* order, float* scores) {
   uint32_t *ordered = scratch.ordered, *few = scratch.few, *places = scratch.places;

@@ -235,9 +235,8 @@ def attend(
     if problem is not None:
         raise ValueError(f"backend 'triton' cannot run here: {problem}")
     here = tables(geometry, q.device)
-    out, lse = empty_outputs(
-        q.float() if device.wide(q) else q, v
-    )  # the interpreter cuts float32 off where it should round
+    # The interpreter cuts float32 off where it should round.
+    out, lse = empty_outputs(q.float() if device.wide(q) else q, v)
     if here.blocks.shape[0]:
         path = attending.few if q.shape[2] <= attending.FEW_ROWS and geometry.n_tiles == 1 else attending.many
         path(q, k, v, selection, geometry, here, attending.factors_of(scale, softcap), out, lse)

@@ -44,7 +44,7 @@ def _interpreted() -> list[ModuleType]:
         for key, x in list(vars(module).items()):
             if isinstance(x, InterpretedFunction) and not key.endswith("_kernel"):
                 # As plain functions: called through the interpreter, each call would patch Triton's language again.
-                setattr(module, key, _REDUCTIONS[key] if key in _REDUCTIONS else x.rewrite())
+                setattr(module, key, _INSTEAD[key] if key in _INSTEAD else x.rewrite())
     return modules
 
 
@@ -79,7 +79,15 @@ def _running(x: Any, axis: int) -> Any:
     return tl.associative_scan(x, axis, tl.standard._sum_combine)
 
 
-_REDUCTIONS = {
+# NumPy's maximum keeps NaN, a device's leaves it out.
+def _at_least(x: Any, floor: float) -> Any:
+    import triton.language as tl
+
+    return tl.where(x > floor, x, floor)
+
+
+_INSTEAD = {
+    "at_least": _at_least,
     "running": _running,
     "largest": _largest,
     "smallest": _smallest,

@@ -147,8 +147,7 @@ def table(kernel: str, arch: str, head_dim: int, value_dim: int, dtype: str) -> 
     if kernel == "sums":
         if full:
             return Launch(32, 16, 4, 2) if arch == "sm_100" else Launch(64, 16, 8, 2)
-        narrow = wide <= 64 and arch not in ("sm_90", "gfx942")  # more columns would need a stack
-        return Launch(64 if arch == "sm_90" else 32, 32 if narrow else 64, 4, 2)
+        return Launch(64, 64, 4, 3)
     if kernel in ("shares", "again"):
         return Launch(32, 16, 4, 2) if full else Launch(64, 64, 4, 3)
     if kernel == "few":
@@ -227,40 +226,61 @@ SHARED = dict.fromkeys(SMALL, 99 * 1024) | {"sm_80": 163 * 1024, "gfx942": 64 * 
 SHARED |= dict.fromkeys(("sm_90", "sm_100"), 227 * 1024)
 
 
-def sums_rows(dim: int, dtype: str, told: dict[str, int], rows: int, listed: bool) -> int:
-    """Rows of a program of the sums kernel. `told` is the scorer's `layout`. Over `listed` blocks of wide heads, keys
-    need a stack on sm_80 with fewer rows than these, as does a shrunk box in float16; in float32 keys do with more."""
-    if not listed or padded(dim) <= 64:
-        return rows
-    several = told["VECTORS"] > 1
+GROUPS = ("sm_90", "sm_100")  # where groups of warps multiply
+
+
+def _forms(arch: str, told: dict[str, int]) -> int:
+    """In how many forms rows stay in shared memory whole: as they are, in the two that meet a box's sides, or both."""
+    return 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
+
+
+def _fits(arch: str, dim: int, told: dict[str, int], rows: int, keys: int, stages: int) -> bool:
+    """Whether there is shared memory for rows of 16-bit numbers, and as many turns' blocks as there are stages, less
+    one where warps multiply by themselves."""
+    turns = stages if arch in GROUPS else max(1, stages - 1)
+    planes = told["PLANES"] + told["VECTORS"] - 1
+    return 2 * padded(dim) * (_forms(arch, told) * rows + turns * planes * keys) + 1024 <= SHARED[arch]
+
+
+def sums_sizes(
+    arch: str, dim: int, dtype: str, told: dict[str, int], chosen: Launch, listed: bool = False
+) -> dict[str, int]:
+    """What of a launch the sums kernel has room for, as `score_sizes` says of the score kernel. Whole rows are no
+    fewer than blocks here: else warps would share rows, and every step of a row's sum would cross them."""
+    rows, keys, stages = chosen.rows, chosen.keys, chosen.num_stages
     if dtype == "fp32":
-        return min(rows, 32) if several else rows
-    shrunk = told["BOX"] and not several and told["PLANES"] > 2
-    return max(rows, 64) if (several and not told["BOX"]) or (shrunk and dtype == "fp16") else rows
-
-
-def sums_slice(arch: str, dim: int, dtype: str, told: dict[str, int], listed: bool) -> int:
-    """Columns of a product of the sums kernel at a time: where more of a list in float32 would need a stack, fewer."""
-    narrow = arch == "sm_120" or (arch == "sm_100" and told["VECTORS"] > 1)
-    return 16 if narrow and listed and dtype == "fp32" and dim % 16 == 0 else score_slice(dim, dtype)
+        if listed and told["VECTORS"] > 1 and padded(dim) > 64:
+            rows = min(rows, 32)  # more would need a stack, as would wider slices
+        narrow = arch == "sm_120" or (arch == "sm_100" and told["VECTORS"] > 1)
+        part = 16 if narrow and listed and dim % 16 == 0 else score_slice(dim, dtype)
+        return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
+    if padded(dim) > 128 and arch in SMALL:  # shared memory does not hold whole rows
+        return {"ROWS": rows, "KEYS": min(keys, 32), "STAGES": 2, "SLICE": score_slice(dim, dtype)}
+    if arch in ("sm_100", "sm_120") and padded(dim) <= 64 and told["VECTORS"] > 1:
+        keys = min(keys, 32)  # more would need a stack
+    while not _fits(arch, dim, told, rows, keys, stages):
+        if keys > 32:
+            keys //= 2
+        elif stages > 2:
+            stages -= 1
+        elif keys > 16:
+            keys //= 2
+        else:
+            break
+    return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": padded(dim)}
 
 
 def score_sizes(
     arch: str, dim: int, dtype: str, told: dict[str, int], chosen: Launch, listed: bool = False
 ) -> dict[str, int]:
     """What of a launch the score kernel has room for: ROWS that see all blocks at a time, in a SLICE of their columns,
-    KEYS blocks a turn and STAGES of them. `told` is the scorer's `layout`, and `listed` means the again kernel.
-
-    Rows stay in shared memory whole: as they are, or in two forms that meet a box's sides. So do as many turns' blocks
-    as there are stages, less one where warps multiply by themselves. float32 in two parts has no room, and is read anew
-    for every turn.
-    """
+    KEYS blocks a turn and STAGES of them. `told` is the scorer's `layout`, and `listed` means the again kernel. float32
+    in two parts has no room for whole rows, and is read anew for every turn."""
     rows, keys, stages = chosen.rows, chosen.keys, chosen.num_stages
-    groups = arch in ("sm_90", "sm_100")  # of warps
     if dtype == "fp32":
         # A box needs its rows twice, for which slices of 32 columns are too wide. Heads of more than 192, and a box
         # beside outlying keys, come out the other way round: there slices of 16 need a stack.
-        narrow = groups and told["BOX"] and told["VECTORS"] == 1 and dim <= 192
+        narrow = arch in GROUPS and told["BOX"] and told["VECTORS"] == 1 and dim <= 192
         part = 16 if narrow else score_slice(dim, dtype)
         if told["VECTORS"] > 1 and padded(dim) <= 64 and arch != "gfx942":  # here whole rows need no stack, slices do
             part = padded(dim)
@@ -271,20 +291,16 @@ def score_sizes(
         if listed and not told["BOX"] and dim > 192 and arch in ("sm_80", "sm_86", "sm_89"):
             part = 16
         return {"ROWS": rows, "KEYS": keys, "STAGES": stages, "SLICE": part}
-    forms = 0 if arch == "gfx942" else (2 if told["BOX"] else 0) + (not told["BOX"] or told["VECTORS"] > 1)
-    planes = told["PLANES"] + told["VECTORS"] - 1
-
-    def fits() -> bool:
-        turns = stages if groups else max(1, stages - 1)
-        return 2 * padded(dim) * (forms * rows + turns * planes * keys) + 1024 <= SHARED[arch]
-
+    forms, planes = _forms(arch, told), told["PLANES"] + told["VECTORS"] - 1
     if arch in SMALL and padded(dim) > 128:
         rows = min(rows, 16)  # more would need a stack
     wide = padded(dim) > 64
+    if not wide and told["VECTORS"] > 3 and arch in ("sm_80", "sm_86", "sm_89"):
+        rows = min(rows, 32)  # likewise
     crowded = planes > 3 and {"sm_80": wide, "sm_100": wide and listed, "sm_120": not wide}.get(arch, False)
     if crowded or (arch == "sm_100" and padded(dim) > 128 and told["BOX"]):
         keys = min(keys, 32)  # likewise
-    while not fits():
+    while not _fits(arch, dim, told, rows, keys, stages):
         if forms and rows > 32:
             rows //= 2
         elif keys > 32 and arch != "sm_90":  # whose warp groups take no fewer than 64 blocks

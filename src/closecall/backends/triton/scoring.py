@@ -55,17 +55,13 @@ class Scored:
 
     def _sizes(self, chosen: launch.Launch, of_scores: bool) -> dict[str, Any]:
         keys = launch.fit(min(chosen.keys, launch.MOST_KEYS), self.columns)
-        dim, dtype, listed = self.q.shape[3], launch.DTYPES[self.q.dtype], self.listed is not None
-        rows = chosen.rows if of_scores else launch.sums_rows(dim, dtype, self.told, chosen.rows, listed)
-        rows = rows if self.pool > 1 else launch.fit(rows, self.runs)
-        sizes = {"ROWS": rows, "KEYS": keys, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-        if not of_scores:
-            sizes["SLICE"] = launch.sums_slice(self.arch, dim, dtype, self.told, listed)
-        else:
-            there = dataclasses.replace(chosen, rows=rows, keys=keys)
-            sizes |= launch.score_sizes(self.arch, dim, dtype, self.told, there, listed)
-            sizes["num_stages"] = sizes["STAGES"]
-        return self.told | sizes | launch.score_rows(self.pool, self.runs, sizes["ROWS"])
+        rows = chosen.rows if self.pool > 1 else launch.fit(chosen.rows, self.runs)
+        there = dataclasses.replace(chosen, rows=rows, keys=keys)
+        room = launch.score_sizes if of_scores else launch.sums_sizes
+        dtype = launch.DTYPES[self.q.dtype]
+        sizes = room(self.arch, self.q.shape[3], dtype, self.told, there, self.listed is not None)
+        warps = {"num_warps": chosen.num_warps, "num_stages": sizes["STAGES"]}
+        return self.told | sizes | warps | launch.score_rows(self.pool, self.runs, sizes["ROWS"])
 
     def tiles(self, chosen: launch.Launch) -> int:
         """How many tiles see the blocks together in one program of the score kernel."""

@@ -221,9 +221,9 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
             if not (mass or softmax):
                 continue
             chosen = launch.table("sums", arch, *dims, dtype)
-            some = launch.score_rows(rows, runs, launch.sums_rows(dims[0], dtype, layout, chosen.rows, listed))
-            part = launch.sums_slice(arch, dims[0], dtype, layout, listed)
-            constants = told | {"KEYS": chosen.keys, "LISTED": listed, "SLICE": part} | some
+            sizes = launch.sums_sizes(arch, dims[0], dtype, layout, chosen, listed)
+            constants = told | sizes | launch.score_rows(rows, runs, sizes["ROWS"]) | {"LISTED": listed}
+            chosen = dataclasses.replace(chosen, num_stages=sizes["STAGES"])
             constants = {a: x for a, x in constants.items() if a in sums.sums_kernel.arg_names}
             name = _name(f"sums {scorer}{kind}{' softmax' if softmax else ''}", dims, dtype)
             yield _variant(name, arch, sums.sums_kernel, types, constants, chosen, dims, dtype, False)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import HUGE, LARGEST, largest, largest_int, rows_of, total
+from .steps import at_least, largest, largest_int, rows_of, sides_of, summary_of, total
 
 # Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
 NEVER = tl.constexpr(-(2**31))
@@ -32,25 +32,12 @@ def ascending(score):
 
 @triton.jit
 def facing(q, at, real, q_n, q_d, SLICE: tl.constexpr, DIM: tl.constexpr, BOX: tl.constexpr, WIDE: tl.constexpr):
-    """Rows as products take them, `[SLICE, ROWS]`: as they are, and what of them meets a box's low and high side.
-
-    max(q high, q low) is q high where q > 0 and q low elsewhere. NaN must stay NaN in both.
-    """
+    """Rows as products take them, `[SLICE, ROWS]`: as they are, and what of them meets a box's low and high side."""
     x = rows_of(q, at, real, q_n, q_d, 0, SLICE, DIM, True, WIDE)
     if BOX:
-        low, high = tl.where(x > 0.0, 0.0, x).to(x.dtype), tl.where(x < 0.0, 0.0, x).to(x.dtype)
+        low, high = sides_of(x)
         return tl.trans(x), tl.trans(low), tl.trans(high)
     return tl.trans(x), tl.trans(x), tl.trans(x)
-
-
-@triton.jit
-def summary_of(summaries, block, START: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
-    """`[KEYS, SLICE]`. Not masked: behind the last block there is memory, and what it holds is never ranked."""
-    column = START + tl.arange(0, SLICE)
-    y = tl.load(summaries + block[:, None] * WIDTH + column[None, :])
-    if WIDE:
-        y = y.to(tl.float32)
-    return y
 
 
 @triton.jit
@@ -133,23 +120,21 @@ def turn_scores(q, at, real, q_n, q_d, x, low, high, top, share, summaries, bloc
     for vector in tl.static_range(VECTORS):
         one = block_scores(q, spots, real, q_n, q_d, x, low, high, summaries, block, plane, vector, KEYS, ROWS, DIM,
                            WIDTH, SLICE, BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-        if MASS:  # relative to the row's largest logit, for all keys that the vector stands for; NaN stays
-            one *= scale
-            one = tl.where(one > HUGE, HUGE, one)
-            s += tl.exp2(one - top[None, :]) * (BLOCK - VECTORS + 1.0 if vector == 0 else 1.0)
-        elif vector == 0:
-            s = one
+        if MASS:  # relative to the row's largest logit, which only infinities exceed: these then share; NaN stays
+            one = tl.exp2(tl.minimum(one * scale - top[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL))
+            s = one if vector == 0 else s * ((BLOCK - VECTORS + 1.0) if vector == 1 else 1.0) + one
         else:
-            s = tl.where((one > s) | (one != one), one, s)
+            s = one if vector == 0 else tl.maximum(one, s, propagate_nan=tl.PropagateNan.ALL)
     if MASS:
-        s *= share[None, :]
-        s = tl.where(s == s, s, 0.0)
+        # Of one vector all keys of a block have the mass, which is then a matter of the row.
+        s = at_least(s, 0.0) * (share * BLOCK if VECTORS == 1 else share)[None, :]  # NaN becomes 0
     elif SOFTMAX:
-        s *= scale
-        s = tl.where(s > LARGEST, LARGEST, s) - top[None, :]  # NaN stays
+        s = s * scale - top[None, :]
     if MEAN and not MASS:  # whose shares of rows that are not there are 0
         s = tl.where(real[None, :], s, 0.0)
     score = reduced(s, KEYS, RUNS, TILES, MEAN)
+    if SOFTMAX:  # the share of an infinite score is 1, or what is left of it among several
+        score = tl.minimum(score, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if not (MASS or SOFTMAX):  # once a block instead of once a row: the sign of `scale` is positive
         score *= scale
     return score

@@ -186,3 +186,26 @@ def list_of(listed, b, h, tile, n_heads, n_tiles, together, n_listed):
     """Where a tile's candidates are in `listed [B, n_heads // together, n_tiles, n_listed]`."""
     line = (b.to(tl.int64) * (n_heads // together) + h // together) * n_tiles + tile
     return listed + line * n_listed
+
+
+@triton.jit
+def sides_of(x):
+    """What of rows meets a box's low and high side: max(q high, q low) is q high where q > 0 and q low elsewhere. NaN
+    must stay NaN in both."""
+    return tl.where(x > 0.0, 0.0, x).to(x.dtype), tl.where(x < 0.0, 0.0, x).to(x.dtype)
+
+
+@triton.jit
+def summary_of(summaries, block, START: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """`[len(block), SLICE]`. Not masked: behind the last block there is memory, and what it holds is never ranked."""
+    column = START + tl.arange(0, SLICE)
+    y = tl.load(summaries + block[:, None] * WIDTH + column[None, :])
+    if WIDE:
+        y = y.to(tl.float32)
+    return y
+
+
+@triton.jit
+def at_least(x, floor):
+    """The larger of the two, which is the floor where x is NaN."""
+    return tl.maximum(x, floor)

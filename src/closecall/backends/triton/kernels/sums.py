@@ -3,15 +3,31 @@
 # (Triton's language has no types, and its constants are capitals.)
 """What each row's estimated masses, or its scores' exponentials, add up to: what row-normalised scores are divided by.
 
-Masses of vectors that are all of one kind are added up in one loop: with the first taken out of it, as a box beside
-keys must be, some variants have no registers left.
+Rows that fit into registers stay there while blocks stream past, a turn's copies on their way beside the one before
+it. Longer ones are read anew, SLICE columns at a time. There, masses of vectors that are all of one kind are added up
+in one loop: with the first taken out of it, as a box beside keys must be, some variants have no registers left.
 """
 
 import triton.language as tl
 
 import triton
 
-from .steps import HUGE, LARGEST, LN_2, LOG2_E, LOWEST, count_listed, largest, largest_int, list_of, rows_of, total
+from .steps import (
+    HUGE,
+    LARGEST,
+    LN_2,
+    LOG2_E,
+    LOWEST,
+    at_least,
+    count_listed,
+    largest,
+    largest_int,
+    list_of,
+    rows_of,
+    sides_of,
+    summary_of,
+    total,
+)
 
 
 @triton.jit
@@ -74,7 +90,7 @@ def best_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.const
     for vector in range(1, VECTORS):
         one = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
                          PLANES, PRECISION, WIDE)  # fmt: skip
-        s = tl.where((one > s) | (one != one), one, s)
+        s = tl.maximum(one, s, propagate_nan=tl.PropagateNan.ALL)
     return s
 
 
@@ -93,21 +109,56 @@ def nth_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: t
 
 
 @triton.jit
+def whole_scores(x, low, high, summaries, block, plane, vector: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+                 WIDTH: tl.constexpr, BOX: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr,
+                 PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Products `[ROWS, KEYS]` of whole rows, or of what meets a box's sides, with one of the blocks' vectors."""
+    s = tl.full([ROWS, KEYS], 0.0, tl.float32)
+    if vector > 0:  # a key as it is
+        y = summary_of(summaries + (PLANES - 1 + vector) * plane, block, 0, WIDTH, WIDTH, WIDE)
+        return tl.dot(x, tl.trans(y), s, input_precision=PRECISION)
+    for i in tl.static_range(PLANES):  # the smallest parts first, as above
+        y = summary_of(summaries + (PLANES - 1 - i) * plane, block, 0, WIDTH, WIDTH, WIDE)
+        if SHIFT and (not BOX or i % 2 == 0):
+            s *= 2.0**-SHIFT
+        if BOX and i % 2 == 0:
+            s = tl.dot(low, tl.trans(y), s, input_precision=PRECISION)
+        else:
+            s = tl.dot(high, tl.trans(y), s, input_precision=PRECISION)
+    return s
+
+
+@triton.jit
+def named(listed, place, found):
+    """The blocks at those places of a list of `found`."""
+    return tl.load(listed + place, mask=(place >= 0) & (place < found), other=0)
+
+
+@triton.jit
+def seen(place, listed, nth, near, found, SOFTMAX: tl.constexpr):
+    """The nth blocks of a tile that sees sinks, those `listed`, which have `place`s in a list of `found`, and its own,
+    from `near` on. Without SOFTMAX, of the list alone."""
+    if SOFTMAX:
+        listed = tl.where(place < 0, nth, tl.where(place < found, listed, near + place - found))
+    return listed
+
+
+@triton.jit
 def keys_behind(vector, BLOCK: tl.constexpr, VECTORS: tl.constexpr):
     """How many keys of a whole block a vector stands for; only whole blocks are ever ranked."""
     return tl.where(vector == 0, BLOCK - VECTORS + 1.0, 1.0)
 
 
 @triton.jit
-def added(s, ok, top, mass, keys, most, UNIT: tl.constexpr):
-    """An online sum, in the largest logit and the mass relative to it, with logits that count for `keys` keys each
+def added(s, ok, top, mass, keys, scale, most, UNIT: tl.constexpr):
+    """An online sum, in the largest logit and the mass relative to it, with products that count for `keys` keys each
     where they are `ok`.
 
-    Times UNIT, logits are in base 2. NaN counts for nothing, infinity as `most`.
+    Times `scale` they are logits, and these times UNIT in base 2. NaN counts for nothing, infinity as `most`.
     """
-    s = tl.where(ok & (s == s), tl.minimum(s, most), -float("inf"))
-    higher = tl.maximum(top, largest(s, 1))
-    found = total(tl.exp2((s - higher[:, None]) * UNIT), 1) * keys
+    s = tl.where(ok, at_least(s, -float("inf")), -float("inf"))
+    higher = tl.maximum(top, tl.minimum(largest(s, 1) * scale, most))
+    found = total(tl.exp2(tl.minimum(s * scale - higher[:, None], 0.0) * UNIT), 1) * keys
     return higher, mass * tl.exp2((top - higher) * UNIT) + found
 
 
@@ -118,7 +169,7 @@ def sums_kernel(
     RUNS: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, SOFTMAX: tl.constexpr,
     VECTORS: tl.constexpr, PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    LISTED: tl.constexpr,
+    LISTED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What each row's masses add up to: one program does ROWS rows of one head, of one tile or of a pack (scores.py).
 
@@ -176,34 +227,60 @@ def sums_kernel(
         own = tl.where(known, own, -float("inf"))
         top = tl.maximum(own, LOWEST)
         mass = tl.exp2(own - top)
-    for start in range(0, stop, KEYS):
-        block = start + tl.arange(0, KEYS)
-        ok = block < stop
-        if LISTED:
+    first = 0 if SOFTMAX or LISTED else sinks
+    piece = tl.arange(0, KEYS)
+    if SLICE == WIDTH:
+        x = rows_of(q, at, real, q_n, q_d, 0, WIDTH, DIM, True, WIDE)
+        low, high = x, x
+        if BOX:
+            low, high = sides_of(x)
+        coming = piece
+        if LISTED:  # looked up one turn ahead: in its own turn an index would hold up the copies
+            coming = named(listed, piece - ahead, found)
+        for start in tl.range(first, stop, KEYS, num_stages=STAGES):
+            block = start + piece
+            counts = (block < stop)[None, :]
+            if LISTED:
+                block = seen(block - ahead, coming, block, near, found, SOFTMAX)
+                coming = named(listed, start + KEYS + piece - ahead, found)
+            if TILES > 1:
+                counts = counts & (block[None, :] < ends[:, None])
+            s = whole_scores(x, low, high, summaries, block, plane, 0, ROWS, KEYS, WIDTH, BOX, PLANES, SHIFT, PRECISION,
+                             WIDE)  # fmt: skip
+            if not SOFTMAX:
+                top, mass = added(s, counts, top, mass, BLOCK - VECTORS + 1.0, scale, HUGE, 1.0)
+            for vector in tl.static_range(1, VECTORS):
+                one = whole_scores(x, low, high, summaries, block, plane, vector, ROWS, KEYS, WIDTH, BOX, PLANES, SHIFT,
+                                   PRECISION, WIDE)  # fmt: skip
+                if SOFTMAX:
+                    s = tl.maximum(one, s, propagate_nan=tl.PropagateNan.ALL)
+                else:
+                    top, mass = added(one, counts, top, mass, 1.0, scale, HUGE, 1.0)
             if SOFTMAX:
+                top, mass = added(s, counts, top, mass, 1.0, scale, LARGEST, LOG2_E)
+    else:
+        for start in range(first, stop, KEYS):
+            block = start + piece
+            ok = block < stop
+            if LISTED:
                 place = block - ahead
-                named = tl.load(listed + place, mask=(place >= 0) & (place < found), other=0)
-                block = tl.where(place < 0, block, tl.where(place < found, named, near + place - found))
+                block = seen(place, named(listed, place, found), block, near, found, SOFTMAX)
+            counts = ok[None, :]
+            if TILES > 1:
+                counts = counts & (block[None, :] < ends[:, None])
+            if SOFTMAX:
+                s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
+                                VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                top, mass = added(s, counts, top, mass, 1.0, scale, LARGEST, LOG2_E)
             else:
-                block = tl.load(listed + block, mask=ok, other=0)
-        elif not SOFTMAX:
-            ok = ok & (block >= sinks)
-        counts = ok[None, :]
-        if TILES > 1:
-            counts = counts & (block[None, :] < ends[:, None])
-        if SOFTMAX:
-            s = best_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                            VECTORS, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-            top, mass = added(scale * s, counts, top, mass, 1.0, LARGEST, LOG2_E)
-        else:
-            if APART:
-                s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX,
-                               PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, counts, top, mass, BLOCK - VECTORS + 1.0, HUGE, 1.0)
-            for vector in range(APART, VECTORS):
-                s = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
-                               SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
-                top, mass = added(scale * s, counts, top, mass, keys_behind(vector, BLOCK, VECTORS), HUGE, 1.0)
+                if APART:
+                    s = row_scores(q, at, real, q_n, q_d, summaries, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
+                                   BOX, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                    top, mass = added(s, counts, top, mass, BLOCK - VECTORS + 1.0, scale, HUGE, 1.0)
+                for vector in range(APART, VECTORS):
+                    s = nth_scores(q, at, real, q_n, q_d, summaries, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH,
+                                   SLICE, BOX, APART, PLANES, SHIFT, PRECISION, WIDE)  # fmt: skip
+                    top, mass = added(s, counts, top, mass, keys_behind(vector, BLOCK, VECTORS), scale, HUGE, 1.0)
     if SOFTMAX:
         tl.store(sums + line, tl.where(mass > 0.0, top + tl.log2(mass) * LN_2, 0.0), mask=real)
     else:
