@@ -156,6 +156,13 @@ def test_each_aim_can_be_broken(change: dict[str, Any], problem: str) -> None:
     assert problem in table.text()
 
 
+def test_a_loop_with_an_aim_must_overlap_whatever_its_kernel_promises() -> None:
+    change = {"must_pipeline": False, "waits": (0,)}
+    facts = Facts(name="sums quest D128 bf16", arch="sm_90", **(FINE | change))
+    assert facts.problems() == ["copies wait in the main loop (16 copies, wait 0, buffers 3)"]
+    assert not Facts(name="merge D128 bf16", arch="sm_90", **(FINE | change)).problems()
+
+
 @pytest.mark.parametrize(("ahead", "overlapped"), [(8, True), (5, True), (4, False), (0, False)])
 def test_amd_must_have_most_loads_in_flight(ahead: int, overlapped: bool) -> None:
     change = {"copies": 0, "waits": (), "shared": 1024, "wide_loads": 8, "loads_ahead": ahead}
