@@ -225,7 +225,7 @@ def test_the_copy_engine_saves_instructions_and_registers(arch: str, compiler: C
     assert facts.registers <= plain.registers - 10
 
 
-@pytest.mark.parametrize("scorer", ["quest", "mean"])
+@pytest.mark.parametrize("scorer", ["quest", "quest softmax", "mean", "outliers-1"])
 @pytest.mark.parametrize(("arch", "most"), [("sm_80", 500), ("sm_90", 350)])
 def test_the_score_loop_in_numbers(arch: str, most: int, scorer: str, compiler: Compiler) -> None:
     """64 rows by 64 blocks a turn, with masks and packing."""
@@ -233,6 +233,14 @@ def test_the_score_loop_in_numbers(arch: str, most: int, scorer: str, compiler: 
     assert (facts.overlapped, facts.row_in_warp, facts.barriers) == (True, True, 2)
     assert (facts.rows, facts.keys) == (64, 64)
     assert facts.instructions <= most
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_sums_loop_keeps_rows_and_overlaps(arch: str, compiler: Compiler) -> None:
+    """What `auto` normalises by: 64 rows by 64 blocks a turn, a row's sum inside a warp."""
+    facts = compiler.facts(arch, "sums boxed-outliers-1 softmax D128 bf16")
+    assert (facts.overlapped, facts.row_in_warp, facts.barriers) == (True, True, 2)
+    assert (facts.rows, facts.keys) == (64, 64)
 
 
 @pytest.mark.parametrize(("arch", "most"), [("sm_80", 500), ("sm_90", 350)])
