@@ -108,7 +108,9 @@ def bytes_needed(cell: Facts, backend: str, graphs: bool = False) -> int:
     activations = min(ROWS, n) * (4 * hidden + 3 * intermediate) * size
     tensors = q + kv + max(drawn, repeated) + weights + activations
     working = q + max(scores, flex_tables) + index + WORKSPACE
-    return tensors + working * (2 if graphs else 1)
+    # Cells are held against float64 on the CPU: a tile's logits, their bounds and what is between, and its keys.
+    spots = 0 if graphs else 8 * n * (12 * 64 + 6 * dim)
+    return tensors + working * (2 if graphs else 1) + spots
 
 
 @dataclass(frozen=True, eq=False)
