@@ -1,7 +1,8 @@
-"""What the docs point to exists: files behind links, modules by name, commands."""
+"""What the docs point to exists: files and headings behind links, modules by name, commands; their Python parses."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -13,6 +14,9 @@ from closecall.cli import parser
 HOME = Path(__file__).resolve().parents[1]
 PAGES = sorted([HOME / "README.md", HOME / "CHANGELOG.md", *HOME.glob("docs/*.md")])
 LINK = re.compile(r"\]\(([^)#\s=]+)(?:#[^)]*)?\)")
+PLACE = re.compile(r"\]\(([^)#\s=:]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MODULE = re.compile(r"\b(?:closecall_lab|closecall|research)(?:\.[a-zA-Z_]\w*)+")
 COMMAND = re.compile(r"(?:^ *|`|`.*&& )closecall ([a-z][a-z-]+)(?: +(?:--|[A-Z{`])|`|$)", re.MULTILINE)
 
@@ -38,6 +42,27 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = [t for t in LINK.findall(page.read_text()) if not t.startswith(("http", "mailto:"))]
     missing = [t for t in targets if not (page.parent / t).exists()]
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls a page's headings in a link."""
+    plain = (re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in HEADING.findall(page.read_text()))
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_a_heading_that_is_there(page: Path) -> None:
+    places = [(page.parent / target if target else page, anchor) for target, anchor in PLACE.findall(page.read_text())]
+    missing = [(to.name, anchor) for to, anchor in places if to.suffix == ".md" and anchor not in anchors(to)]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_parses_and_imports_what_exists(page: Path) -> None:
+    for snippet in SNIPPET.findall(page.read_text()):
+        for node in ast.walk(ast.parse(snippet)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("closecall", "closecall_lab"):
+                assert not [name.name for name in node.names if not exists(f"{node.module}.{name.name}")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -50,9 +50,8 @@ def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.co
         if BOX:
             if SHIFT and i % 2 == 0:  # both sides' next larger parts
                 s *= 2.0**-SHIFT
-            # max(q high, q low) is q high where q > 0 and q low elsewhere. NaN must stay NaN in both.
-            own = tl.where(x < 0.0, 0.0, x) if i % 2 else tl.where(x > 0.0, 0.0, x)
-            s = tl.dot(own.to(x.dtype), tl.trans(y), s, input_precision=PRECISION)
+            low, high = sides_of(x)
+            s = tl.dot(high if i % 2 else low, tl.trans(y), s, input_precision=PRECISION)
         else:
             s = tl.dot(x, tl.trans(y), s * (2.0**-SHIFT), input_precision=PRECISION)
     return s
