@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .geometry import Geometry
+
+Repeated = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # q, k_pages, v_pages, out
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,7 @@ class Pages:
     prompt_lens: Tensor | None = None
     min_context: int = 0
     _plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict, init=False, repr=False)
+    _repeated: dict[tuple[Any, ...], list[Repeated]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("block_table", "cu_seqlens_q", "seq_lens", "prompt_lens"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..geometry import Geometry
-from ..pages import Plan
+from ..pages import Plan, Repeated
 from ..policy import Policy
 from ..ranking import Ranked
 from ..scorers.reductions import Of
@@ -91,16 +91,48 @@ def _forced_mass(q: Tensor, k_pages: Tensor, geometry: Geometry, plan: Plan, sca
     return lse
 
 
+def _attend_fields(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, kept: tuple[int, ...], geometry: Geometry, plan: Plan, scale: float,
+    softcap: float, out: Tensor, lse: Tensor,
+) -> tuple[int | float, ...]:  # fmt: skip
+    """struct AttendArgs of native/args.h."""
+    inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._view(v_pages))
+    views = (*inputs, *cpu._view(out), lse.data_ptr(), q.shape[2])
+    shape = cpu._shape(q, k_pages, v_pages.shape[3])
+    numbers = (scale, float(softcap), torch.get_num_threads(), cpu._tier())
+    return (*views, *shape, *cpu._tiles(geometry), *kept, *numbers, *_where(plan, k_pages))
+
+
 def attend(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, selection: Selection | None, geometry: Geometry, plan: Plan,
     scale: float, softcap: float, out: Tensor, lse: Tensor,
 ) -> None:  # fmt: skip
     """Writes the geometry's rows of `out [1, H, M, Dv]` and `lse [1, H, M]`."""
     kept, alive = cpu.kept_args(selection, q, k_pages)
-    inputs = (*cpu._view(q), *cpu._view(k_pages), *cpu._view(v_pages))
-    views = (*inputs, *cpu._view(out), lse.data_ptr(), q.shape[2])
-    shape = cpu._shape(q, k_pages, v_pages.shape[3])
-    numbers = (scale, float(softcap), torch.get_num_threads(), cpu._tier())
-    packed = cpu._pack((*views, *shape, *cpu._tiles(geometry), *kept, *numbers, *_where(plan, k_pages)))
-    cpu._native.attend(packed)
+    fields = _attend_fields(q, k_pages, v_pages, kept, geometry, plan, scale, softcap, out, lse)
+    cpu._native.attend(cpu._pack(fields))
     del alive
+
+
+def repeated(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, geometry: Geometry, plan: Plan, scale: float, softcap: float,
+    out: Tensor,
+) -> Repeated:  # fmt: skip
+    """Dense attention as a function of q, k_pages, v_pages and out, for tensors laid out like these.
+
+    Over a short cache a decoding row keeps the kernel busy for less time than it takes to look at four tensors. So
+    what all layers of a step have in common is looked at once. The plan must live as long as the function.
+    """
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)  # for the kernel; nobody asked for it
+    kept, _ = cpu.kept_args(None, q, k_pages)
+    fields = _attend_fields(q, k_pages, v_pages, kept, geometry, plan, scale, softcap, out, lse)
+    form = cpu._format(tuple(map(type, fields)))
+    q_strides, k_strides, v_strides, out_strides = (x.stride() for x in (q, k_pages, v_pages, out))
+    rest, where = fields[21:-6], fields[-4:]  # between them threads and tier, which may change from call to call
+
+    def run(q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor) -> None:
+        inputs = (q.data_ptr(), *q_strides, k_pages.data_ptr(), *k_strides, v_pages.data_ptr(), *v_strides)
+        outputs = (out.data_ptr(), *out_strides, lse.data_ptr())
+        cpu._native.attend(form.pack(*inputs, *outputs, *rest, torch.get_num_threads(), cpu._tier(), *where))
+
+    return run

@@ -86,6 +86,7 @@ class SparseLayer:
     policy: Policy | None = None  # None: the layer is vLLM's
     summaries: paged.PageSummaries | None = None
     decodes = False  # steps of nothing but decoding, too; else they are vLLM's
+    _viewed: tuple[Tensor, tuple[Tensor, Tensor]] | None = None  # a cache, and its pages
     all_heads: AllHeads = staticmethod(alone)
     backend: str  # of the paged operator
     pages_of: Callable[[Tensor], tuple[Tensor, Tensor]]  # keys and values `[P, Hkv, page, D]`, views of vLLM's cache
@@ -142,6 +143,12 @@ class SparseLayer:
         """Why this machine or the cache's layout does not allow it."""
         raise NotImplementedError
 
+    def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """The cache's views. It stays the same for the engine's life, and six views of a tensor take their time."""
+        if self._viewed is None or self._viewed[0] is not kv_cache:
+            self._viewed = (kv_cache, self.pages_of(kv_cache))
+        return self._viewed[1]
+
     def forward(
         self,
         layer: Any,
@@ -161,18 +168,24 @@ class SparseLayer:
             super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
             STATS.totals.vllm_seconds += self.clock() - start
             return output
-        rows = attn_metadata.num_actual_tokens
-        keys, values = self.pages_of(kv_cache)
-        if step.decodes and not self.decodes:  # dense for both
-            super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
+        rows, made = attn_metadata.num_actual_tokens, None
+        q, out = query[:rows], output[:rows].view(rows, self.num_heads, -1)
+        keys, values = self._pages(kv_cache)
+        softcap = float(self.logits_soft_cap)
+        if not step.decodes:
+            _, made = paged.attention(
+                q, keys, values, self.policy, step.pages, scale=self.scale, softcap=softcap, out=out,
+                backend=self.backend, all_heads=self.all_heads, summaries=self.summaries, return_selection=True,
+            )  # fmt: skip
+        else:  # dense, whoever computes it
+            if self.decodes:
+                paged.attend(
+                    q, keys, values, None, step.pages, block=self.policy.block, tile=self.policy.tile,
+                    scale=self.scale, softcap=softcap, out=out, backend=self.backend,
+                )  # fmt: skip
+            else:
+                super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
             if step.completes and self.summaries is not None:
-                self.summaries.update(query[:rows], keys, step.pages)
-            STATS.add(None, rows, self.clock() - start)
-            return output
-        _, made = paged.attention(
-            query[:rows], keys, values, self.policy, step.pages,
-            scale=self.scale, softcap=float(self.logits_soft_cap), out=output[:rows].view(rows, self.num_heads, -1),
-            backend=self.backend, all_heads=self.all_heads, summaries=self.summaries, return_selection=True,
-        )  # fmt: skip
+                self.summaries.update(q, keys, step.pages)
         STATS.add(made, rows, self.clock() - start)
         return output

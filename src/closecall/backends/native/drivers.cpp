@@ -1,6 +1,7 @@
 #include "drivers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -139,6 +140,8 @@ int64_t heads_in_cache(const Shape& s, int64_t heads) {
 
 // Below this many multiply-adds a second thread costs more than it brings.
 constexpr double WORTH_A_THREAD = 2e6;
+// Few rows wait for memory: each multiply-add takes as long as so many of a whole tile.
+constexpr double FEW_TAKE = 16;
 
 int64_t useful_threads(int64_t threads, double work) {
   return std::max<int64_t>(1, std::min<int64_t>(threads, (int64_t)(work / WORTH_A_THREAD)));
@@ -170,7 +173,7 @@ const char* run_attend(const AttendArgs& a) {
       Item item{rows_of(a, tile, h, together), 0, 0};
       if (!blocks_are_sound(item.rows)) return "the selection changed while it was used";
       double keys = std::min<double>((double)item.rows.count * a.tiles.block, (double)tile.end());
-      item.work = keys * (double)(tile.rows * together) * (double)(s.D + s.Dv) * (few ? 4 : 1);
+      item.work = keys * (double)(tile.rows * together) * (double)(s.D + s.Dv) * (few ? FEW_TAKE : 1);
       int64_t per_piece = std::max<int64_t>(1, PIECE / a.tiles.block);
       if (few) item.pieces = (item.rows.count + per_piece - 1) / per_piece;
       work += item.work;
@@ -178,19 +181,16 @@ const char* run_attend(const AttendArgs& a) {
     }
   }
   int64_t threads = useful_threads(a.threads, work);
-  // With fewer items than threads (decode), the pieces of an item are shared out; else each item is one thread's.
-  bool split = (int64_t)items.size() < 4 * threads && threads > 1;
+  // The pieces of an item that is much of the work (decode) are shared out, in runs: who goes on from piece to piece has asked
+  // for the next one's keys and values in time. Else an item is one thread's.
+  double share = std::max(1.0, threads > 1 ? work / (4.0 * (double)threads) : work);
   struct Job { int64_t item, first, last; };
   std::vector<Job> jobs;
   std::vector<Buffer<float>> partial(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
-    int64_t pieces = items[i].pieces;
-    if (split && pieces > 1) {
-      partial[i] = buffer<float>(pieces * kernels->few_partial(s, items[i].rows));
-      for (int64_t p = 0; p < pieces; ++p) jobs.push_back({(int64_t)i, p, p + 1});
-    } else {
-      jobs.push_back({(int64_t)i, 0, pieces});
-    }
+    int64_t pieces = items[i].pieces, runs = std::max<int64_t>(1, std::min(pieces, (int64_t)std::lround(items[i].work / share)));
+    if (runs > 1) partial[i] = buffer<float>(pieces * kernels->few_partial(s, items[i].rows));
+    for (int64_t r = 0; r < runs; ++r) jobs.push_back({(int64_t)i, pieces * r / runs, pieces * (r + 1) / runs});
   }
   // Longest first keeps the threads busy to the end; the order of equal ones keeps neighbours' keys in cache.
   if (threads > 1)

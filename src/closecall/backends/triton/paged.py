@@ -24,6 +24,7 @@ from ...policy import Policy
 from ...ranking import Ranked
 from ...scorers.base import Planes
 from ...selection import Selection
+from ..paged_reference import repeated as repeated  # a launch looks at its tensors each time
 from . import attending, backend, device, launch
 from .tables import Paging, Tables, tables
 
