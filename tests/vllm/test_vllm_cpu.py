@@ -55,15 +55,26 @@ def test_an_engine_of_another_instruction_set_is_refused(monkeypatch):
         start(**{"layers.0": layer(impl(), "amx")})
 
 
+@pytest.mark.parametrize("completes", [False, True])
 @pytest.mark.parametrize("decode", ["vllm", "closecall"])
-def test_whose_kernel_decodes(monkeypatch, decode):
+def test_whose_kernel_decodes(monkeypatch, decode, completes):
     calls = []
     monkeypatch.setattr(backend.CPUAttentionBackendImpl, "forward", lambda self, *a, **k: calls.append("vllm"))
-    monkeypatch.setattr("closecall.paged.attention", lambda *a, **k: (calls.append("closecall"), None))
+    monkeypatch.setattr("closecall.paged.attend", lambda *a, **k: calls.append("closecall"))
+    monkeypatch.setattr("closecall.paged.PageSummaries.update", lambda *a: calls.append("summaries"))
     made = impl()
     made.prepare("model.layers.0.attn", layer(made), Settings.read({"closecall": {"policy": "auto", "decode": decode}}))
-    step = Step(pages=None, decodes=True, completes=False)
+    step = Step(pages=None, decodes=True, completes=completes)
     metadata = SimpleNamespace(step=step, num_actual_tokens=1)
     q = torch.zeros(1, HEADS, DIM)
     made.forward(None, q, None, None, layer(made).kv_cache, metadata, torch.zeros(1, HEADS * DIM))
-    assert calls == [decode]
+    assert calls == [decode, *(["summaries"] if completes else [])]
+
+
+def test_the_views_of_a_cache_are_made_once_and_follow_it():
+    made = impl()
+    first, second = layer(made).kv_cache, layer(made).kv_cache
+    keys, values = made._pages(first)
+    assert made._pages(first)[0] is keys
+    assert made._pages(second)[0].data_ptr() == second.data_ptr() != keys.data_ptr()
+    assert made._pages(first)[1].data_ptr() == values.data_ptr()
