@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -90,7 +91,9 @@ class Worker:
             if key in done:
                 yield Result(job, spec, budget, key, None)
                 continue
-            run = self._task(job.task).measure(example, chosen)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".* never cut anything")  # once: it is in the run's notes
+                run = self._task(job.task).measure(example, chosen)
             done[key] = Kept.of(run)
             yield Result(job, spec, budget, key, run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,20 @@ def test_the_order_of_questions_does_not_matter(subject: Subject) -> None:
     for policy in POLICIES.values():
         one, two = (measure(subject, task, e, policy) for e in (example, turned))
         assert one.answers == two.answers[::-1]
+
+
+def test_a_context_too_short_for_auto_is_noted_in_the_run_and_not_said_for_every_question(tiny: Path) -> None:
+    worker = Worker(str(tiny))
+    _, example = shared(worker.subject)
+    worker.example = lambda job: example  # type: ignore[method-assign]
+    job = Job("probe-scattered:keys=8", 1024, 0, 0, ((Spec.parse("auto"), 16),))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ((run,),) = ([result.run] for result in worker.work(job))
+    assert run is not None
+    (note,) = run.warnings
+    assert note.startswith("auto ran dense: the prompt has")
+    assert not [str(w.message) for w in said if "never cut" in str(w.message)]
 
 
 def test_the_matched_control_keeps_as_much_in_context_and_questions(tiny: Path) -> None:
