@@ -12,7 +12,7 @@ from .grid import Grid
 
 
 class Progress:
-    """Running accuracy and time left, for one model."""
+    """Running score (of texts: agreement with dense) and time left, for one model."""
 
     def __init__(self, grid: Grid, model: str, *, jobs: int = 1, out: TextIO | None = None) -> None:
         self._line = Line(out)
@@ -23,14 +23,14 @@ class Progress:
         self.total = sum(self.per_context.values())
         self.done: dict[int, int] = defaultdict(int)  # by context
         self.seconds: dict[int, list[float]] = defaultdict(list)
-        self.right: dict[str, list[float]] = defaultdict(list)
+        self.scores: dict[str, list[float]] = defaultdict(list)
 
     def add(self, result: Result) -> None:
         self.done[result.job.context] += 1
         if result.run is not None:
             self.seconds[result.job.context].append(result.run.wall)
             name = str(result.spec) + (f"@{result.budget}" if result.budget else "")
-            self.right[name] += [a["correct"] for a in result.run.answers]
+            self.scores[name] += [a["score"] for a in result.run.answers]
         self._line.show(self.line)
 
     def left(self) -> float | None:
@@ -46,8 +46,8 @@ class Progress:
     def line(self) -> str:
         left = self.left()
         time_left = f", about {duration(left)} left" if left is not None else ""
-        accuracy = "  ".join(f"{name} {sum(r) / len(r):.2f}" for name, r in self.right.items() if r)
-        return f"{self.model}: {sum(self.done.values())}/{self.total} runs{time_left}   {accuracy}".rstrip()
+        scores = "  ".join(f"{name} {sum(s) / len(s):.2f}" for name, s in self.scores.items() if s)
+        return f"{self.model}: {sum(self.done.values())}/{self.total} runs{time_left}   {scores}".rstrip()
 
     def finish(self) -> None:
         self._line.finish(self.line())

@@ -133,14 +133,17 @@ def shown(out: io.StringIO, seconds: dict[int, float]) -> progress.Progress:
     bar = progress.Progress(grid, "tiny", out=out)
     for context, wall in seconds.items():
         for spec, budget in grid.variants:
-            run = run_of(wall=wall, answers=[{"correct": spec.preset == "dense"}])
+            run = run_of(
+                wall=wall,
+                answers=[{"score": 1.0 if spec.preset == "dense" else 0.938, "correct": spec.preset == "dense"}],
+            )
             bar.add(Result(Job("t", context, 0, 0, ()), spec, budget, "key", run))
     return bar
 
 
-def test_progress_tells_accuracy_and_time_left() -> None:
+def test_progress_tells_scores_and_time_left() -> None:
     bar = shown(io.StringIO(), {1000: 10.0, 2000: 30.0})
-    assert bar.line() == "tiny: 4/20 runs, about 5 min 20 s left   dense 1.00  topk@8 0.00"  # 8 x 10 s and 8 x 30 s
+    assert bar.line() == "tiny: 4/20 runs, about 5 min 20 s left   dense 1.00  topk@8 0.94"  # 8 x 10 s and 8 x 30 s
     half = shown(io.StringIO(), {1000: 10.0})
     assert half.left() == 8 * 10 + 10 * 20  # a context not seen yet: in proportion
     assert shown(io.StringIO(), {}).line() == "tiny: 0/20 runs"
@@ -152,7 +155,7 @@ def test_progress_with_documents_of_their_own_lengths() -> None:
     bar = progress.Progress(grid, "tiny", out=io.StringIO())
     assert bar.total == 15
     for context, wall in ((0, 7.0), (1000, 2.0)):
-        run = run_of(wall=wall, answers=[{"correct": True}])
+        run = run_of(wall=wall, answers=[{"score": 1.0}])
         bar.add(Result(Job("t", context, 0, 0, ()), Spec("dense"), 0, "key", run))
     assert bar.left() == 4 * 7 + 4 * 2 + 5 * 4  # 2000 tokens in proportion to 1000, not to the documents
 
