@@ -285,11 +285,8 @@ def _attend_dense(
     checked and made ready, the others do not look at again.
     """
     like: tuple[Any, ...] | None = None
-    if (
-        isinstance(pages, Pages)
-        and isinstance(out, Tensor)
-        and all(isinstance(x, Tensor) for x in (q, k_pages, v_pages))
-    ):
+    whole = isinstance(pages, Pages) and all(isinstance(x, Tensor) for x in (q, k_pages, v_pages))
+    if whole and isinstance(out, Tensor) and isinstance(scale, (int, float, type(None))):
         layouts = tuple((x.dtype, x.device, x.shape, x.stride()) for x in (q, k_pages, v_pages, out))
         like = (grid, scale, softcap, backend, layouts)
         ready = pages._repeated.get(like)

@@ -136,6 +136,8 @@ def test_a_layer_that_differs_from_the_first_is_looked_at():
         attend_into(out, q=step.q.bfloat16())
     with pytest.raises(ValueError, match="v_pages must be"):
         attend_into(out, v=None)
+    with pytest.raises(ValueError, match=r"scale must be a positive number .*, got \[1\]"):
+        attend_into(out, scale=[1])
     with pytest.raises(TypeError, match="pages must be"):
         paged.attend(step.q, step.k, step.v, None, "pages", backend="cpu", out=out)
 
