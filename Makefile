@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 NATIVE := $(wildcard src/closecall/backends/native/*)
 ASAN    = $(shell $${CXX:-g++} -print-file-name=libasan.so)
+SANITIZED = LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize CLOSECALL_SANITIZED=1 $(BIN)/pytest -q -p no:cacheprovider
 SAY     = @printf '\n== %s\n'
 
 .PHONY: help demo test audit test-model test-vllm vllm-demo lint bench bench-check results results-large fuzz sanitize wheel clean
@@ -82,9 +83,9 @@ fuzz: $(READY)  ## Thousands of drawn cases instead of hundreds, others every ti
 sanitize: $(READY)  ## The native tests under AddressSanitizer and UBSan
 	$(SAY) "Building the native code with sanitizers into build/sanitize"
 	CLOSECALL_REQUIRE_NATIVE=1 CLOSECALL_SANITIZE=1 $(BIN)/python setup.py -q build --build-base build/san --build-lib build/sanitize
-	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize CLOSECALL_SANITIZED=1 \
-	  $(BIN)/pytest -q -p no:cacheprovider -k cpu tests/lib/test_selection.py tests/lib/test_attention.py tests/lib/test_nonfinite.py \
-	    tests/lib/test_invariance.py tests/lib/test_large.py tests/lib/test_summaries.py tests/lib/scorers/test_selector_native.py
+	$(SANITIZED) -k cpu tests/lib/test_selection.py tests/lib/test_attention.py tests/lib/test_nonfinite.py \
+	  tests/lib/test_invariance.py tests/lib/test_large.py tests/lib/test_summaries.py tests/lib/scorers/test_selector_native.py
+	$(SANITIZED) tests/lib/test_paged.py tests/lib/test_paged_chunks.py tests/lib/test_paged_decode.py
 
 wheel: $(READY)  ## One abi3 wheel in dist/, built without torch
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
