@@ -8,7 +8,7 @@ from typing import Any
 
 from closecall.registry import unknown
 
-from ..spine.numbers import known_mean
+from ..spine.numbers import known_mean, plural
 from ..spine.table import Column, Table
 from . import statistics
 from .summary import KEPT, Group, Variant, label, where
@@ -23,10 +23,15 @@ def is_text(group: Group) -> bool:
 
 def values(group: Group, variant: Variant, measure: str) -> list[float]:
     """One value for each text: the unit of all statistics."""
-    answers = [row.run.answers[0] for row in group.rows[variant]]
+    return list(by_text(group, variant, measure).values())
+
+
+def by_text(group: Group, variant: Variant, measure: str) -> dict[str, float]:
+    """The values by the text they are of."""
     if measure not in MEASURES:
         raise unknown("measure of a text", measure, MEASURES)
-    return [a["loss"] - a["dense_loss"] if measure == "loss_change" else a[measure] for a in answers]
+    answers = {row.run.example: row.run.answers[0] for row in group.rows[variant]}
+    return {t: a["loss"] - a["dense_loss"] if measure == "loss_change" else a[measure] for t, a in answers.items()}
 
 
 def lines(group: Group) -> list[dict[str, Any]]:
@@ -43,18 +48,27 @@ def lines(group: Group) -> list[dict[str, Any]]:
 
 
 def tables(group: Group, name: str) -> list[Table]:
-    """Policies against dense, against each other, and along the text."""
+    """What `closecall eval` prints of a group of texts."""
     if not group.rows:
         return []
-    rows = lines(group)
-    runs = [row.run for row in next(iter(group.rows.values()))]
-    positions = sum(run.answers[0]["positions"] for run in runs)
-    title = f"{where(group.task, group.context)} on {name}: {len(runs)} texts, {positions} positions"
-    notes = [*_NOTES, *(f"Warning: {w}" for w in group.warnings)]
+    notes = [f"Warning: {w}" for w in group.warnings]
     if group.left_out:
-        notes.append(f"{group.left_out} texts are left out, because some policy has not run them yet.")
-    made = [Table(title, _LINE, rows, notes)]
+        notes.append(f"{plural(group.left_out, 'text')} left out, because some policy has not run them yet.")
     pairs = [(a, b) for a, b in group.pairs() if a in group.rows and b in group.rows]
+    return compared(group, f"{where(group.task, group.context)} on {name}: {sample(group)}", pairs, notes)
+
+
+def sample(group: Group) -> str:
+    runs = [row.run for row in next(iter(group.rows.values()))]
+    return f"{plural(len(runs), 'text')}, {sum(run.answers[0]['positions'] for run in runs):,} positions"
+
+
+def compared(
+    group: Group, title: str, pairs: Sequence[tuple[Variant, Variant]], notes: Sequence[str] = ()
+) -> list[Table]:
+    """Policies against dense, these pairs against each other, and all of them along the text."""
+    rows = lines(group)
+    made = [Table(title, _LINE, rows, (*_NOTES, *notes))]
     if pairs:
         made.append(Table("Between policies: KL to dense", _COMPARISON, _compare(group, pairs), _TESTS))
     parts = len(rows[0]["kl_by_part"])

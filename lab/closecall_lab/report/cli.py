@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 ABOUT = """\
 Says in a few lines what a store of results shows, and writes the rest: accuracy over the measured effective budget,
 paired recall with exact tests, how much of a router's lift is budget and how much selectivity, gold blocks kept by
-layer, and how often the tile with the question was triggered. Leaves report.md, report.html (one file, plots inside),
-panel.md (who beats whom, over all tasks, contexts and budgets), and every plot as PNG and SVG. What is missing or
-unbalanced is said, not hidden.
+layer, how often the tile with the question was triggered, and KL to dense on texts without questions. Leaves report.md,
+report.html (one file, plots inside), panel.md (who beats whom, over all tasks, contexts and budgets), and every plot as
+PNG and SVG. What is missing or unbalanced is said, not hidden.
 """
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
 
     with Store(args.store, create=False) as store:
         gathered = gather(store, models=None if args.models is None else each("--model", args.models, str))
-    if not gathered.settings:
+    if not gathered.places:
         print("\n".join(gathered.notes))
         return
     out = output_dir("--out", args.out)

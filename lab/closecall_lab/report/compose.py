@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ..spine.files import slug
 from ..spine.page import Page, Section
 from ..spine.table import Table
-from . import figures, standings, tables
-from .gather import Gathered, Setting
+from . import figures, standings, tables, texts
+from .gather import Gathered, Setting, Texts
 from .router_read import TITLE, router_read
 
 if TYPE_CHECKING:
@@ -25,15 +25,16 @@ CAPTIONS = {
     "split": "Budget and selectivity parts of the router's lift",
     "hits": "Hit rate of gold blocks by layer",
     "triggers": "Share of triggered tiles by layer",
+    "kl": "KL to dense over measured effective budget",
 }
 
 
 def page(gathered: Gathered) -> Page:
     """The report."""
     title = f"closecall report: {gathered.source}"
-    if not gathered.settings:
+    if not gathered.places:
         return Page(title, gathered.notes, ())
-    beating = standings.tables(gathered) if len(gathered.settings) > 1 else []
+    beating = standings.tables(gathered) if len(gathered.places) > 1 else []
     together = _side_by_side(gathered.settings)
 
     def heading(model: str) -> str:
@@ -58,19 +59,21 @@ def composed(
     pictures: dict[str, Figure] = {}
     captions: dict[str, str] = {}
     for model in gathered.models:
-        settings = gathered.of(model)
-        made, about = drawn(model, settings)
+        settings, read = gathered.of(model), gathered.texts_of(model)
+        made, about = drawn(model, settings, read)
         pictures |= made
         captions |= about
         sections.append(Section(heading(model), figures=list(made)))
         sections += [Section(f"{tables.where(s)}, {s.model}", s.notes, tables.of(s), level=3) for s in settings]
+        sections += [Section(f"{tables.where(t)}, {t.model}", t.notes, t.tables, level=3) for t in read]
     return Page(title, (*lead, *LEAD, *gathered.notes), [*sections, *after], pictures, captions)
 
 
-def drawn(model: str, settings: list[Setting]) -> tuple[dict[str, Figure], dict[str, str]]:
+def drawn(model: str, settings: list[Setting], read: list[Texts]) -> tuple[dict[str, Figure], dict[str, str]]:
     """The pictures and their captions, by file stem."""
-    first = router_read(model, settings)
+    first, last = router_read(model, settings), texts.curve(model, read)
     made = ({"router": first} if first is not None else {}) | figures.of(model, settings)
+    made |= {"kl": last} if last is not None else {}
     stems = {kind: f"{kind}-{slug(model)}" for kind in made}
     return {stems[k]: f for k, f in made.items()}, {stems[k]: f"{CAPTIONS[k]}, {model}" for k in made}
 

@@ -15,13 +15,14 @@ from typing import Any
 from closecall.models.load import own_name
 from closecall.registry import unknown
 
-from ..eval import statistics, summary
+from ..eval import statistics, summary, text_tables
 from ..eval.matched import TOLERANCE
 from ..eval.spec import CONTROLS, Spec
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import SEMANTICS, Row, Store
 from ..eval.summary import Group, Line, Split, Variant
 from ..spine.numbers import known_mean, size
+from ..spine.table import Table
 
 DENSE: Variant = ("dense", 0)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
@@ -57,18 +58,20 @@ class Finding:
 
     @property
     def budget_text(self) -> str:
-        """The budget and, always with it, the tile budget."""
-        if not self.line.budget:
-            return "every block" if self.spec.preset == "dense" else "its own"
-        tile = self.spec.tile_budget(self.line.budget)
-        as_much = (
-            "as much as " if self.spec.control == "matched" else ""
-        )  # not this many, but what the router then kept
-        return f"{as_much}{self.line.budget}" + (f" ({tile} a tile)" if tile is not None else "")
+        return budget_text(self.spec, self.line.budget)
 
     @property
     def label(self) -> str:
         return f"{self.spec}, {self.budget_text}" if self.line.budget else str(self.spec)
+
+
+def budget_text(spec: Spec, budget: int) -> str:
+    """The budget and, always with it, the tile budget."""
+    if not budget:
+        return "every block" if spec.preset == "dense" else "its own"
+    tile = spec.tile_budget(budget)
+    as_much = "as much as " if spec.control == "matched" else ""  # not this many, but what the router then kept
+    return f"{as_much}{budget}" + (f" ({tile} a tile)" if tile is not None else "")
 
 
 @dataclass(frozen=True)
@@ -107,20 +110,41 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Texts:
+    """All policies on the same texts of one kind and length. They have no questions: what counts is KL to dense."""
+
+    model: str
+    task: str
+    context: int
+    lines: dict[Variant, Line]
+    kl: dict[Variant, dict[str, float]]  # by text
+    tables: list[Table]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
 class Gathered:
     """Everything a report is made from."""
 
     source: str
     settings: list[Setting]
+    texts: list[Texts]
     labels: dict[str, str]  # what the weights are, by the model's name as shown
     notes: list[str]
 
     @property
+    def places(self) -> list[Setting | Texts]:
+        return [*self.settings, *self.texts]
+
+    @property
     def models(self) -> list[str]:
-        return list(dict.fromkeys(s.model for s in self.settings))
+        return list(dict.fromkeys(place.model for place in self.places))
 
     def of(self, model: str) -> list[Setting]:
         return [s for s in self.settings if s.model == model]
+
+    def texts_of(self, model: str) -> list[Texts]:
+        return [t for t in self.texts if t.model == model]
 
 
 Examples = set[tuple[Any, ...]]  # seed and number of each
@@ -144,16 +168,24 @@ def gather(
     known = {fingerprint: str(facts["name"]) for fingerprint, facts in store.models().items()}
     chosen = _chosen(known, models)
     shown = _names(known)
-    settings = []
+    settings: list[Setting] = []
+    texts: list[Texts] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a policy warns of when it is read is in the notes
         for (fingerprint, task, context), variants in _contents(store, seed, n).items():
             here = {v: ran for v, ran in variants.items() if wanted is None or wanted(task, context, *v)}
-            if fingerprint in chosen and here:
-                settings.append(_setting(store, shown[fingerprint], fingerprint, task, context, here, first, n, seed))
+            if fingerprint not in chosen or not here:
+                continue
+            group, notes = _group(store, fingerprint, task, context, here, first, n, seed)
+            notes = [note.replace(known[fingerprint], own_name(known[fingerprint])) for note in notes]
+            if text_tables.is_text(group):
+                texts.append(_texts(group, shown[fingerprint], notes))
+            else:
+                settings.append(_setting(group, shown[fingerprint], notes))
     labels = {shown[f]: str(facts.get("label") or "") for f, facts in store.models().items() if f in chosen}
-    notes = [] if settings else [f"{store.path} has no results of what was asked: `closecall eval` puts them there."]
-    return Gathered(store.path.name, settings, labels, notes)
+    found = Gathered(store.path.name, settings, texts, labels, [])
+    nothing = f"{store.path} has no results of what was asked: `closecall eval` puts them there."
+    return found if found.places else replace(found, notes=[nothing])
 
 
 def _chosen(known: dict[str, str], asked: Collection[str] | None) -> set[str]:
@@ -201,9 +233,8 @@ def _usable(variants: dict[Variant, Examples], wanted: Examples) -> int:
     return sum(n for n in shared if n >= ENOUGH * len(wanted))
 
 
-def _setting(
+def _group(
     store: Store,
-    model: str,
     fingerprint: str,
     task: str,
     context: int,
@@ -211,7 +242,8 @@ def _setting(
     first: Collection[Variant],
     n: int | None,
     seed: int | None,
-) -> Setting:
+) -> tuple[Group, list[str]]:
+    """The runs to compare, and notes on what was left out."""
     leading = {v: ran for v, ran in variants.items() if v in first} or variants
     # The examples that make use of the most runs; of equals dense's, which everything is compared with.
     most = max(leading, key=lambda v: (_usable(leading, leading[v]), v == DENSE))
@@ -232,15 +264,29 @@ def _setting(
         )
     if not group.rows:
         notes.append("No example was run by all policies, so there is nothing to compare.")
-        return Setting(model, fingerprint, public(task), context, False, [], [], [], notes, {})
+    return group, notes + [f"Warning: {w}" for w in _alike(group.warnings)]
+
+
+def _setting(group: Group, model: str, notes: list[str]) -> Setting:
+    task = public(group.task)
+    if not group.rows:
+        return Setting(model, group.model, task, group.context, False, [], [], [], notes, {})
     findings = [_finding(group, line) for line in group.lines()]
     splits = group.splits()
-    full = str(store.models()[fingerprint]["name"])
-    notes += [note.replace(full, own_name(full)) for note in _remarks(group, findings, splits)]
-    tests = _tests(group)
-    gaps = {(a, b): _gaps(group, a, b) for a, b, _ in tests}
+    pairs = _pairs(group)
+    tests = [(*p, c) for p, c in zip(pairs, group.comparisons(pairs), strict=True)] if pairs else []
+    gaps = {(a, b): _gaps(group, a, b) for a, b in pairs}
+    notes = [*notes, *_remarks(group, findings, splits)]
     # The rows themselves are not kept: they hold every layer of every run, and a store may have a hundred thousand.
-    return Setting(model, fingerprint, public(task), context, group.shared, findings, tests, splits, notes, gaps)
+    return Setting(model, group.model, task, group.context, group.shared, findings, tests, splits, notes, gaps)
+
+
+def _texts(group: Group, model: str, notes: list[str]) -> Texts:
+    lines = {(line.policy, line.budget): line for line in group.lines()}
+    kl = {v: text_tables.by_text(group, v, "kl") for v in lines}
+    pairs = [(a, b) for a, b in _pairs(group) if b != DENSE]  # its KL to itself is 0
+    tables = text_tables.compared(group, f"KL to dense: {text_tables.sample(group)}", pairs)
+    return Texts(model, public(group.task), group.context, lines, kl, tables, notes)
 
 
 def public(task: str) -> str:
@@ -250,7 +296,7 @@ def public(task: str) -> str:
     return f"{name}:{','.join(kept)}" if kept else name
 
 
-def place(setting: Setting) -> str:
+def place(setting: Setting | Texts) -> str:
     """Task and context, in short; lm-eval's documents have their own lengths, and no context."""
     return f"{setting.task}, {size(setting.context)}" if setting.context else setting.task
 
@@ -306,9 +352,8 @@ def _alike(texts: Sequence[str]) -> list[str]:
 
 
 def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split]) -> list[str]:
-    remarks = [f"Warning: {w}" for w in _alike(group.warnings)]
     said = (note for f in findings if f.triggers for note in f.spec.notes(f.line.budget))
-    remarks += [f"Warning: {note}" for note in dict.fromkeys(said)]
+    remarks = [f"Warning: {note}" for note in dict.fromkeys(said)]
     if DENSE not in group.rows:
         remarks.append("dense was not run here, so there is no paired recall.")
     elif not any(group.correct(DENSE)):
@@ -343,15 +388,13 @@ def rivals(spec: Spec) -> dict[str, str]:
     return names
 
 
-def _tests(group: Group) -> list[tuple[Variant, Variant, Comparison]]:
-    """Every policy against its rivals, as far as they were run: one family for Holm."""
+def _pairs(group: Group) -> list[tuple[Variant, Variant]]:
+    """Every policy with its rivals, as far as they were run: one family for Holm."""
     pairs: list[tuple[Variant, Variant]] = []
     for policy, budget in group.rows:
         found = (DENSE if rival == "dense" else (rival, budget) for rival in rivals(Spec.parse(policy)).values())
         pairs += [((policy, budget), r) for r in dict.fromkeys(found) if r in group.rows and r != (policy, budget)]
-    if not pairs:
-        return []
-    return [(a, b, c) for (a, b), c in zip(pairs, group.comparisons(pairs), strict=True)]
+    return pairs
 
 
 def _gaps(group: Group, a: Variant, b: Variant) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""Who beats whom, over all that a store has: a table that counts cells, and one with every cell's tests.
+"""Who beats whom, over all that a store has: a table that counts cells, one of texts, one with every cell's tests.
 
-A cell is a model, task, context and budget. Within it, p-values are Holm-corrected over all tests of its setting, as in
-the setting's own table; over several cells, whole examples are exchanged, with all that they scored at any budget.
+Texts are not pooled with answers: KL to dense is another measure. A cell is a model, task, context and budget. Within
+it, p-values are Holm-corrected over all tests of its setting, as in the setting's own table; over several cells, whole
+examples are exchanged, with all that they scored at any budget.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..eval import statistics
 from ..eval.statistics import Comparison
 from ..spine.numbers import p_text, size
 from ..spine.table import Column, Table
+from . import texts
 from .gather import DENSE, Finding, Gathered, Setting, rivals
 from .tables import estimate, p_values, tested
 
@@ -145,11 +147,12 @@ def _rival(name: str, title: str) -> Column:
 
 
 def tables(gathered: Gathered) -> list[Table]:
-    """Both, or none where nothing was tested."""
+    """Those with something in them: answers over all cells, texts over all kinds, and every cell's tests."""
     found = list(bouts(gathered.settings))
-    return [counted(found), cells(found)] if found else []
+    nearer = texts.nearer(gathered.texts)
+    return [*([counted(found)] if found else []), *([nearer] if nearer else []), *([cells(found)] if found else [])]
 
 
 def markdown(gathered: Gathered) -> str:
-    """Writes both tables as Markdown, under headings of the second level."""
+    """Writes the tables as Markdown, under headings of the second level."""
     return "\n".join(table.markdown(2) for table in tables(gathered))

@@ -11,7 +11,7 @@ from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
 from ..spine.numbers import known_mean, p_text, plural, size
 from ..spine.table import NOTHING, Column, Table
-from .gather import DENSE, Finding, Setting, rivals
+from .gather import DENSE, Finding, Setting, Texts, rivals
 
 P_VALUES = "exact McNemar, two-sided"
 P_VALUES_SHARED = "by exchanging whole contexts, because questions share them"
@@ -43,7 +43,7 @@ def tested(setting: Setting, finding: Finding, rival: str) -> Comparison | None:
     return setting.test(finding.variant, DENSE if name == "dense" else (name, finding.line.budget))
 
 
-def where(setting: Setting) -> str:
+def where(setting: Setting | Texts) -> str:
     return f"{setting.task} at {size(setting.context)} tokens" if setting.context else setting.task
 
 

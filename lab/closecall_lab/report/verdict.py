@@ -6,15 +6,20 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ..eval.spec import Spec
+from ..eval.summary import Variant
 from ..spine.numbers import plural, size
-from .gather import DENSE, Finding, Gathered, Setting
+from .gather import DENSE, Finding, Gathered, Setting, Texts, budget_text
 from .standings import bouts
 
 
 def verdict(gathered: Gathered) -> list[str]:
-    """Sums a store up in at most three lines for each model, and one about remarks."""
-    lines = [line for model in gathered.models for line in _model(model, gathered.of(model))]
-    remarks = sum(len(s.notes) for s in gathered.settings)
+    """Sums a store up in at most four lines for each model, and one about remarks."""
+    lines: list[str] = []
+    for model in gathered.models:
+        settings, read = gathered.of(model), gathered.texts_of(model)
+        lines += (_model(model, settings) if settings else []) + ([_texts(model, read)] if read else [])
+    remarks = sum(len(place.notes) for place in gathered.places)
     return lines + ([f"{plural(remarks, 'remark')} on what is missing or odd: see the page."] if remarks else [])
 
 
@@ -33,6 +38,24 @@ def _model(model: str, settings: Sequence[Setting]) -> list[str]:
         *_closest(settings),
         _tests(settings),
     ]
+
+
+def _texts(model: str, found: Sequence[Texts]) -> str:
+    """The policy with the least mean KL, of those that read as many texts as any."""
+    kl: dict[Variant, list[float]] = defaultdict(list)
+    for texts in found:
+        for variant, by_text in texts.kl.items():
+            if variant[1]:
+                kl[variant] += by_text.values()
+    if not kl:
+        read = sum(len(next(iter(texts.kl.values()), ())) for texts in found)
+        return f"{model}: {plural(read, 'text')} read by dense only."
+    most = max(map(len, kl.values()))
+    said = f"{model}: {plural(most, 'text')} read"
+    everywhere = {v: statistics.fmean(values) for v, values in kl.items() if len(values) == most}
+    policy, budget = min(everywhere, key=lambda v: everywhere[v])
+    name = f"{policy}, {budget_text(Spec.parse(policy), budget)}"
+    return f"{said}; nearest to dense: {name}, with a mean KL of {everywhere[policy, budget]:.4f}."
 
 
 def _range(values: Sequence[int]) -> str:

@@ -45,6 +45,7 @@ def add(
     scores: Sequence[float] | None = None,
     outputs: Sequence[str] | None = None,
     by_logits: Sequence[bool] | None = None,
+    kl: Sequence[float] | None = None,
 ) -> None:
     """Runs of one policy, one for each element of `answers`: a 0 or 1 for each of its questions."""
     for number, bits in enumerate(answers, first):
@@ -57,6 +58,9 @@ def add(
                 one["output"] = outputs[number]
             if by_logits is not None:
                 one |= {"choice": "A", "choice_correct": by_logits[number]}
+            if kl is not None:
+                one |= {"kl": kl[number], "loss": 2 + kl[number], "dense_loss": 2.0, "agreement": one["score"]}
+                one |= {"positions": 100, "kl_by_part": [kl[number]] * 2}
             known = [h for h in hit if h is not None]
             if known:
                 one |= {"hit": sum(known) / len(known), "hit_union": 1.0}

@@ -1,0 +1,113 @@
+"""Texts in a report: compared by KL to dense, in tables of their own, and never pooled with answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic import add
+from test_report_pages import run
+from test_standings import row_of
+
+from closecall_lab.eval import statistics
+from closecall_lab.eval.store import Store
+from closecall_lab.report import compose, standings, texts
+from closecall_lab.report.gather import Gathered, gather
+from closecall_lab.report.verdict import verdict
+
+CODE = {("quest", 8): (0.05, 0.06, 0.04), ("router-on-quest", 8): (0.03, 0.03, 0.05), ("auto", 8): (0.02, 0.01, 0.03)}
+PROSE = {("quest", 8): (0.10, 0.20), ("auto", 8): (0.05, 0.25), ("quest", 4): (0.3, 0.4), ("auto", 4): (0.2, 0.3)}
+GAPS = [0.02 - 0.05, 0.01 - 0.06, 0.03 - 0.04, 0.05 - 0.10, 0.25 - 0.20]  # auto against quest at budget 8, over all
+
+
+def fill(store: Store, *, answers: bool) -> None:
+    store.add_model("a" * 64, "tiny", {})
+    for kind, listed in (("text:kind=code", CODE), ("text:kind=prose", PROSE)):
+        for (policy, budget), kl in listed.items():
+            effective = {"quest": 15.0, "router-on-quest": 20.5, "auto": 15.0}[policy]
+            wide = {"policy": policy, "budget": budget, "effective": effective}
+            add(store, "0" * len(kl), task=kind, kl=kl, scores=[1 - x for x in kl], **wide)
+    if answers:
+        for policy, budget, right in (("dense", 0, "1111"), ("quest", 8, "0111"), ("auto", 8, "1111")):
+            add(store, right, policy=policy, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
+    with Store(tmp_path_factory.mktemp("texts") / "s.db") as store:
+        fill(store, answers=True)
+        return gather(store)
+
+
+def test_texts_and_answers_stay_apart(mixed: Gathered) -> None:
+    assert [s.task for s in mixed.settings] == ["niah-multikey"]
+    assert [t.task for t in mixed.texts] == ["text:kind=code", "text:kind=prose"]
+    counted, nearer, cells = (table.markdown() for table in standings.tables(mixed))
+    # One example of four differs: agreement on texts must not make this smaller.
+    assert row_of(counted, "tiny", "auto", "quest")[3:] == ["1", "0", "0", "1", "0", "1.000", "1.000"]
+    assert "text:" not in cells
+    assert "niah" not in nearer
+
+
+def test_the_table_over_all_texts(mixed: Gathered) -> None:
+    table = texts.nearer(mixed.texts)
+    assert table is not None
+    text = table.markdown()
+    row = row_of(text, "tiny", "auto", "8 (16 a tile)", "15.0", "0.0720", "quest")
+    assert row[6:10] == ["15.0", "0.0900", "4", "1"]  # blocks, KL, nearer, farther
+    assert float(row[10]) == pytest.approx(statistics.sign_flips(GAPS), abs=1e-3)
+    assert row_of(text, "tiny", "auto", "8 (16 a tile)", "15.0", "0.0200", "router-on-quest")[6:10] == [
+        "20.5", "0.0367", "3", "0",
+    ]  # fmt: skip
+    assert row_of(text, "tiny", "auto", "4 (8 a tile)")[8:10] == ["2", "0"]
+    raw = [statistics.sign_flips([-0.02, 0.03 - 0.06, 0.05 - 0.04]), statistics.sign_flips(GAPS), 0.25, 0.5]
+    assert sorted(float(line.split(" | ")[-2]) for line in text.splitlines() if "| tiny" in line) == pytest.approx(
+        sorted(raw), abs=1e-3
+    )
+
+
+def test_a_text_has_its_own_tables_on_the_page(mixed: Gathered) -> None:
+    text = compose.page(mixed).text()
+    assert "text:kind=code at 8K tokens, tiny" in text
+    assert "KL to dense: 3 texts, 300 positions" in text
+    code = text[text.index("text:kind=code at 8K") : text.index("text:kind=prose at 8K")]
+    assert "paired recall" not in code
+    assert "KL to dense along the text" in code
+    assert "dense answers nothing" not in text
+
+
+def test_the_verdict_speaks_of_both(mixed: Gathered) -> None:
+    said = verdict(mixed)
+    assert said[0] == "tiny: niah-multikey at 8K, 4 questions; dense answers 100%"
+    assert "tiny: 5 texts read; nearest to dense: auto, 8 (16 a tile), with a mean KL of 0.0720." in said
+
+
+def test_a_store_of_texts_alone(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        fill(store, answers=False)
+    run("report", "--store", str(tmp_path / "s.db"), "--out", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "kl-tiny.png").stat().st_size > 10_000
+    assert not list((tmp_path / "out").glob("accuracy*"))
+    panel = (tmp_path / "out" / "panel.md").read_text()
+    assert panel.startswith("## Who is nearer to dense, over all texts")
+    assert "Who beats whom" not in panel
+
+
+def test_the_picture_shows_means_at_measured_budgets(mixed: Gathered) -> None:
+    figure = texts.curve("tiny", mixed.texts)
+    assert figure is not None
+    (axes,) = figure.axes
+    lines = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() not in (".", "None", "")]
+    assert [[15.0, pytest.approx(0.072)], [15.0, pytest.approx(0.25)]] in [sorted(x, key=lambda p: p[1]) for x in lines]
+    assert axes.get_title(loc="left") == "8K (5 texts)"
+    assert texts.curve("tiny", []) is None
+
+
+def test_dense_alone_is_nothing_to_compare(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "11", policy="dense", task="text", kl=(0.0, 0.0))
+        found = gather(store)
+    assert texts.nearer(found.texts) is None
+    assert texts.curve("tiny", found.texts) is None
+    assert verdict(found) == ["tiny: 2 texts read by dense only."]
