@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -25,25 +26,30 @@ TIERS = {
 }
 # Stripped (`-s`): symbols that nobody outside can use would be a third of the wheel.
 LINK = [] if sys.platform == "win32" else ["-pthread", *([] if os.environ.get("CLOSECALL_SANITIZE") else ["-s"])]
-SOURCES = ["module.cpp", "drivers.cpp", "pool.cpp", "tier_portable.cpp", *(TIERS if X86 else ())]
+# Those that take longest come first, so that none is left to run alone.
+SOURCES = [*(TIERS if X86 else ()), "tier_portable.cpp", "drivers.cpp", "module.cpp", "pool.cpp"]
 
 
 class BuildPerTier(build_ext):
-    """Compiles each tier with its own instruction set; everything else stays at the baseline."""
+    """Compiles each tier with its own instruction set; everything else stays at the baseline. All at once:
+    one after the other took 45 seconds."""
 
     def build_extension(self, ext: Extension) -> None:
         if os.environ.get("CLOSECALL_SANITIZE"):
             ext.extra_compile_args += SANITIZE
             ext.extra_link_args += SANITIZE[:1]
-        plain = [s for s in ext.sources if os.path.basename(s) not in TIERS]
-        for source in ext.sources:
-            flags = TIERS.get(os.path.basename(source))
-            if flags:
-                ext.extra_objects += self.compiler.compile(
-                    [source], output_dir=self.build_temp, include_dirs=ext.include_dirs, macros=ext.define_macros,
-                    extra_postargs=[*ext.extra_compile_args, *flags], depends=ext.depends,
-                )  # fmt: skip
-        ext.sources = plain
+
+        def compiled(source: str) -> list[str]:
+            objects: list[str] = self.compiler.compile(
+                [source], output_dir=self.build_temp, include_dirs=ext.include_dirs, macros=ext.define_macros,
+                extra_postargs=[*ext.extra_compile_args, *TIERS.get(os.path.basename(source), ())], depends=ext.depends,
+            )  # fmt: skip
+            return objects
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process of its own
+            ext.extra_objects += [made for objects in pool.map(compiled, ext.sources) for made in objects]
+        ext.language = "c++"  # without a source to tell it by, the linker would be C's
+        ext.sources = []
         super().build_extension(ext)
 
 
