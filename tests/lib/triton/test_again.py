@@ -64,9 +64,10 @@ HALF, BRAIN = torch.float16, torch.bfloat16
 PADDED = {"key_padding": torch.arange(130) >= torch.tensor([[0], [53]])}
 PACKED = {"cu_seqlens": torch.tensor([0, 5, 145, 150], dtype=torch.int32)}
 CALLS = {
-    # Two parts of a tile in float32, and a tile of 3 rows; two turns of candidates, the second a short one.
-    "parts": Call("quest", "max", 51, 230, 48, (1, 1), topk(20), fields={"pool": 16}),
-    "parts of a mean": Call("mean", "mean", 55, 200, 48, (1, 1), topk(9), fields={"pool": 48, "outlying": 1}),
+    # Two parts of a tile in float32, and a short tile; two turns of candidates, the second a short one. Means are of as
+    # many rows as keep them exact.
+    "parts": Call("quest", "max", 52, 230, 48, (1, 1), topk(20), fields={"pool": 16}),
+    "parts of a mean": Call("mean", "mean", 72, 208, 64, (1, 1), topk(13), fields={"pool": 64, "outlying": 1}),
     # A whole prompt in bfloat16: tiles with fewer blocks than candidates, a short tile, heads that decide together.
     "prompt": Call("1 outlier", "max", 70, 70, 16, (2, 1), topk(5), BRAIN, {"share": "group"}),
     "padded": Call("box", "softmax", 20, 130, 16, (1, 1), topk(6), HALF, {"pool": 4}, PADDED, batch=2),

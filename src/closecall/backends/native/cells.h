@@ -40,7 +40,8 @@ struct Sums {
     for (int r = 0; r < SCORE_VECTORS; ++r) {
       V above = top[r];
       for (int i = 0; i < J; ++i) above = max(x[i][r], above);
-      V all = any_above(above, top[r]) ? mul(total[r], exp2<DEGREE>(sub(top[r], above))) : total[r];
+      V all = total[r];  // exp2(0) is not quite one: a lane that did not rise stays as it is, whatever the cells beside it do
+      if (any_above(above, top[r])) all = pick(positive(sub(above, top[r])), mul(all, exp2<DEGREE>(sub(top[r], above))), all);
       for (int i = 0; i < J; ++i) all = add(all, exp2<DEGREE>(sub(x[i][r], above)));
       top[r] = above, total[r] = all;
     }
@@ -232,7 +233,8 @@ void score_cells(const RankArgs& a, const Layout& layout, const Range& range, co
   });
 }
 
-// As softmax_tile: every mean's log-softmax over the blocks that its tile sees, then the maximum over means.
+// As softmax_tile: every mean's log-softmax over the blocks that its tile sees, then the maximum over means. Sums are taken in
+// whole groups of blocks, from block 0 on, what a cell does not see as nothing: so they are the same whichever cells are beside it.
 template <class First, class Stored>
 void softmax_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& layout, const Range& range, const char* summaries,
                    const CellScratch& scratch) {
@@ -257,10 +259,18 @@ void softmax_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout
         store(to + i * SCORE_GROUP + r * LANES, x);
         acc[i][r] = x;
       }
-    scratch.sums[p].template take<DEGREE, J>(acc);
+    if constexpr (J == BLOCKS_AT_ONCE) scratch.sums[p].template take<DEGREE>(acc);
   });
+  int64_t whole = range.high / BLOCKS_AT_ONCE * BLOCKS_AT_ONCE;
   for (int64_t p = 0; p < layout.passes; ++p) {
     const float* logs = scratch.one.logs + p * pass_size;
+    if (whole < range.high) {
+      V rest[BLOCKS_AT_ONCE][SCORE_VECTORS];
+      for (int64_t i = 0; i < BLOCKS_AT_ONCE; ++i)
+        for (int r = 0; r < SCORE_VECTORS; ++r)
+          rest[i][r] = whole + i < range.high ? load(logs + (whole + i) * SCORE_GROUP + r * LANES) : set1(-INF);
+      scratch.sums[p].template take<DEGREE>(rest);
+    }
     float totals[SCORE_GROUP], tops[SCORE_GROUP];
     for (int r = 0; r < SCORE_VECTORS; ++r)
       store(totals + r * LANES, scratch.sums[p].total[r]), store(tops + r * LANES, scratch.sums[p].top[r]);

@@ -13,6 +13,7 @@ constexpr int LANES = 8;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 6, DIMS_AT_ONCE = 6;  // 16 registers: 12 accumulators, 8 would just hide the latency of 2 FMA pipes
 constexpr bool FETCH_INSIDE = false;  // 16 registers: fetching inside the product would spill the accumulators
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
+constexpr bool SLABS_PAY = true;  // a blend takes the place of a multiply-add (slab.h)
 constexpr int FEW_SUMS = 12;  // of few rows: accumulators
 
 inline V load(const float* p) { return _mm256_loadu_ps(p); }

@@ -14,6 +14,7 @@ constexpr int LANES = 4;
 constexpr int ROW_VECTORS = 2, KEYS_AT_ONCE = 4, DIMS_AT_ONCE = 4;
 constexpr bool FETCH_INSIDE = false;
 constexpr int SCORE_VECTORS = 2, BLOCKS_AT_ONCE = 4;
+constexpr bool SLABS_PAY = true;  // (slab.h)
 constexpr int FEW_SUMS = 8;  // of few rows: accumulators
 
 inline V load(const float* p) { V v; memcpy(&v, p, sizeof v); return v; }

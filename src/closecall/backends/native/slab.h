@@ -14,8 +14,8 @@ constexpr int SLAB_VECTORS = 12, SLAB = SLAB_VECTORS * LANES;
 constexpr int DEPTH = 3072 / SLAB;  // coordinates of a panel: both sides of its boxes take 24 KiB
 constexpr int RUNS_AT_ONCE = 96;  // what turning a panel costs is shared by them; their logs are scratch
 
-// Whether tiles are scored this way: the reduction is a maximum, and summaries are no pairs.
-bool by_slabs(const RankArgs& a) { return (a.aggregate == AGG_MAX || a.aggregate == AGG_SOFTMAX) && !paired(a); }
+// Whether tiles are scored this way: the tier gains by it, the reduction is a maximum, and summaries are no pairs.
+bool by_slabs(const RankArgs& a) { return SLABS_PAY && (a.aggregate == AGG_MAX || a.aggregate == AGG_SOFTMAX) && !paired(a); }
 
 // A run's coordinate, and how many bytes behind a panel's upper side the side lies that it takes.
 struct Coordinate { float x; int32_t side; };
