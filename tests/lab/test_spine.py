@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from closecall_lab.spine import files, options, progress
+from closecall_lab.spine import figure, files, options, progress
 from closecall_lab.spine.table import Column, Table
 
 
@@ -107,3 +107,13 @@ def test_a_wide_table_comes_in_parts_that_name_their_rows() -> None:
     ]  # fmt: skip
     narrow = Table("T", WIDE.columns[:2], WIDE.rows)
     assert narrow.text().splitlines()[2] == "policy           a long title 0"
+
+
+def test_long_names_of_panels_are_broken_behind_commas() -> None:
+    policy = "router-on-quest:candidates=4,outlying=1,pool=64,unpooled=16@33"
+    lines = figure.broken(policy).split("\n")
+    assert "".join(lines) == policy
+    assert len(lines) == 2
+    assert all(len(line) <= 48 for line in lines)
+    assert all(line.endswith(",") for line in lines[:-1])
+    assert figure.broken("auto@33") == "auto@33"

@@ -68,13 +68,13 @@ def test_without_the_lab(capsys: pytest.CaptureFixture[str]) -> None:
     page = first_page(capsys)
     assert listed(page)[: len(OWN)] == list(OWN)
     assert not set(cli.LAB) & set(listed(page))
-    assert "pip install closecall-lab" in page
+    assert "pip install ./lab" in page
     assert "bench prefill" not in page
     for command in cli.LAB:
         assert cli.main([command, "--whatever"]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"closecall: `closecall {command}` is a command of the lab")
-        assert said.endswith("which is not installed: pip install closecall-lab\n")
+        assert said.endswith("which is not installed: pip install ./lab, in a checkout of closecall\n")
     assert cli.main(["inof"]) == 2
     assert "did you mean 'info'?" in capsys.readouterr().err
 

@@ -15,7 +15,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "operator.md"
 def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(pieces) >= 6
-    (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {}
     for piece in pieces:

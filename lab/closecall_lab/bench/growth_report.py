@@ -197,13 +197,16 @@ def figure(machine: Facts, measured: Measured) -> Figure:
         for key, colour in COLOURS.items()
     ]
     legend.append(Line2D([], [], color=QUIET, marker="o", markerfacecolor="white", linestyle="--", label="multiplied"))
+    names = [
+        f"{spine.broken(policy)}\n{dtype}, D = {dim}, {threads(n_threads)}" for dtype, dim, n_threads, policy in by_kind
+    ]
     made, grid = spine.frame(
-        "How time and memory grow with context", where(machine, measured[0][0]), 3, len(by_kind), legend
-    )
-    for across, (name, rows) in enumerate(by_kind.items()):
-        dtype, dim, n_threads, policy = name
+        "How time and memory grow with context", where(machine, measured[0][0]), 3, len(by_kind), legend,
+        name_lines=max(name.count("\n") + 1 for name in names),
+    )  # fmt: skip
+    for across, (name, rows) in enumerate(zip(names, by_kind.values(), strict=True)):
         contexts = _column(rows, "context")
-        for down, title in enumerate((f"{policy}, {dtype}, D = {dim}, {threads(n_threads)}", "", "")):
+        for down, title in enumerate((name, "", "")):
             spine.plain(grid[down][across], title)
             spine.contexts(grid[down][across], contexts)
         for key, colour in COLOURS.items():

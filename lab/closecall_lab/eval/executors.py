@@ -331,7 +331,7 @@ class RayWorker:
 def import_ray(address: str | None) -> Any:
     """Ray, told by its environment variables what it reads while it is imported."""
     if importlib.util.find_spec("ray") is None:
-        raise WorkerError("--executor ray needs Ray, which is not installed: pip install 'closecall-lab[ray]'")
+        raise WorkerError("--executor ray needs Ray, which is not installed: pip install './lab[ray]'")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
     if address is None:  # a cluster of this machine alone: then it listens on the loopback interface only
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -52,7 +52,7 @@ def check_kind(path: Path) -> str:
     if kind not in FORMATS:
         raise unknown("ending of an export", path.suffix or str(path), [f".{f}" for f in FORMATS])
     if kind == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ValueError("Parquet needs pyarrow, which is not installed: pip install closecall-lab, or export .csv")
+        raise ValueError("Parquet needs pyarrow, which is not installed: pip install ./lab, or export .csv")
     return kind
 
 

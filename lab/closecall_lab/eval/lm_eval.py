@@ -179,6 +179,6 @@ def _installed() -> Any:
 
 def _lm_eval() -> tuple[Any, Any, Any]:
     if importlib.util.find_spec("lm_eval") is None:
-        raise UnavailableError("lm-eval tasks need the lm-eval package: pip install 'closecall-lab[lm-eval]'")
+        raise UnavailableError("lm-eval tasks need the lm-eval package: pip install './lab[lm-eval]'")
     modules = [importlib.import_module(f"lm_eval.{m}") for m in ("evaluator", "tasks", "models.huggingface")]
     return modules[0], modules[1], modules[2]

@@ -30,8 +30,12 @@ LINE = 1.55 / 72  # inches of height for a point of type
 def frame(
     title: str, subtitle: str, down: int, across: int, legend: Sequence[Any] = (), *,
     panel: tuple[float, float] = PANEL, gap: float = ACROSS, right: float = RIGHT, share_y: bool = False,
+    name_lines: int = 2,
 ) -> tuple[Figure, Any]:  # fmt: skip
-    """A figure with its head, a legend under it, and a grid of panels, `gap` inches between them."""
+    """A figure with its head, a legend under it, and a grid of panels, `gap` inches between them.
+
+    The names of the first row's panels have room for `name_lines` lines.
+    """
     from matplotlib.figure import Figure
 
     width = max(LEFT + right + panel[0] * across + gap * (across - 1), 7.6)
@@ -40,7 +44,7 @@ def frame(
     per_row = max(1, int((width - 0.5) / (0.55 + 0.082 * max((len(h.get_label()) for h in legend), default=1))))
     columns = min(len(legend), per_row)
     rows = math.ceil(len(legend) / columns) if legend else 0
-    above = 0.2 + sum(points * LINE for _, points, _, _ in head) + 0.19 * rows + 0.45
+    above = 0.2 + sum(points * LINE for _, points, _, _ in head) + 0.19 * rows + 0.13 + 0.16 * name_lines
     height = above + BELOW + panel[1] * down + DOWN * (down - 1)
     figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
     grid = figure.subplots(down, across, squeeze=False, sharey=share_y)
@@ -78,6 +82,16 @@ def plain(axes: Axes, title: str, x: str = "", y: str = "") -> None:
     for side in axes.spines.values():
         side.set_visible(False)
     label(axes, x, y)
+
+
+def broken(name: str, width: int = 48) -> str:
+    """A panel's name in lines of at most `width` characters, broken behind commas: policies have no other place."""
+    lines = [""]
+    for part in name.replace(",", ",\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def label(axes: Axes, x: str = "", y: str = "") -> None:

@@ -100,5 +100,5 @@ def _load(library: Any, data: str, options: dict[str, Any]) -> Any:
 
 def _datasets() -> Any:
     if importlib.util.find_spec("datasets") is None:
-        raise UnavailableError("reading a data set needs the datasets package: pip install closecall-lab")
+        raise UnavailableError("reading a data set needs the datasets package: pip install ./lab")
     return importlib.import_module("datasets")

@@ -25,7 +25,7 @@ from closecall_lab.eval.subject import Subject
 from closecall_lab.probes import text, words
 
 if importlib.util.find_spec("lm_eval") is None:  # to import it takes seconds, and in one worker of the two for nothing
-    pytest.skip("lm-eval is an extra: pip install 'closecall-lab[lm-eval]'", allow_module_level=True)
+    pytest.skip("lm-eval is an extra: pip install './lab[lm-eval]'", allow_module_level=True)
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -18,7 +18,7 @@ from closecall_lab.eval import lm_eval
 from closecall_lab.probes import text, words
 
 if importlib.util.find_spec("lm_eval") is None:  # to import it takes seconds, and in one worker of the two for nothing
-    pytest.skip("lm-eval is an extra: pip install 'closecall-lab[lm-eval]'", allow_module_level=True)
+    pytest.skip("lm-eval is an extra: pip install './lab[lm-eval]'", allow_module_level=True)
 pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -222,5 +222,5 @@ def test_bad_input(subject: tuple[Any, Any], include: Path, monkeypatch: pytest.
     with pytest.raises(ValueError, match="this one has none: set eos_token"):
         lm_eval.Documents("closecall_local", model, words.tokenizer())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"closecall-lab\[lm-eval\]"):
+    with pytest.raises(UnavailableError, match=r"\./lab\[lm-eval\]"):
         lm_eval.Documents("closecall_local", model, tokenizer)

@@ -15,7 +15,7 @@ from closecall_lab.eval import executors, runner
 from closecall_lab.eval.store import Store
 
 if importlib.util.find_spec("ray") is None:
-    pytest.skip("Ray is an extra: pip install 'closecall-lab[ray]'", allow_module_level=True)
+    pytest.skip("Ray is an extra: pip install './lab[ray]'", allow_module_level=True)
 
 
 @pytest.fixture

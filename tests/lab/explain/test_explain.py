@@ -357,5 +357,5 @@ def test_from_python(probe: Loaded, tmp_path: Path) -> None:
 
 def test_without_the_lab_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "entry_points", lambda **_: [])
-    with pytest.raises(ImportError, match="pip install closecall-lab"):
+    with pytest.raises(ImportError, match=r"pip install \./lab"):
         closecall.explain(None, "text", "auto")

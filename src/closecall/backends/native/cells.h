@@ -55,6 +55,7 @@ struct CellScratch {
   RankScratch one;
   float *panels, *row, *far, *found, *turned;
   int32_t* outlying;  // [cell][which]: rows
+  float* centres;     // [cell][coordinate]: means of all rows, where outlying ones are looked for
   char* sides;
   Sums* sums;  // of every pass
   int64_t n_padded, panel_size, sides_size;
@@ -69,6 +70,7 @@ struct CellScratch {
     row = arena.take<float>(2 * padded_dim(a));
     far = arena.take<float>(a.runs * a.pool);  // at least the rows of a tile
     outlying = arena.take<int32_t>(cells * a.outlying);
+    centres = arena.take<float>(a.outlying ? cells * padded_dim(a) : 0);
     found = arena.take<float>(panelled ? (n_padded + BLOCKS_AT_ONCE) * cells : 0);  // [block][cell]
     turned = arena.take<float>(cells * n_padded);                    // [cell][block]
     sums = arena.take<Sums>(passes);
@@ -105,11 +107,12 @@ void mean_of_rows(const RankArgs& a, const Cell& cell, int64_t first, int64_t la
   for (int64_t i = 0; i < d; ++i) mean[i] /= (float)(last - first);
 }
 
-// The rows most distant from the mean of all, one after the other, of equally distant ones the earlier.
-void find_outlying(const RankArgs& a, const Cell& cell, const CellScratch& scratch, int32_t* rows) {
+// The rows of cell `c` most distant from the mean of all, one after the other, of equally distant ones the earlier; and that mean.
+void find_outlying(const RankArgs& a, const Cell& cell, int64_t c, const CellScratch& scratch) {
   constexpr float EQUALLY_DISTANT = 1.0f / 4096;  // as in scorers/base.py, which says why
   int64_t d = padded_dim(a);
-  float *row = scratch.row, *mean = row + d, *far = scratch.far;
+  float *row = scratch.row, *mean = scratch.centres + c * d, *far = scratch.far;
+  int32_t* rows = scratch.outlying + c * a.outlying;
   mean_of_rows(a, cell, 0, cell.rows, row, mean);
   for (int64_t r = 0; r < cell.rows; ++r) {
     read_cell_row(a, cell, r, row);
@@ -130,14 +133,15 @@ void find_outlying(const RankArgs& a, const Cell& cell, const CellScratch& scrat
   }
 }
 
-// What a cell is scored by: means of runs of its rows, each rounded to their type as if it were a row, then its outlying
+// What cell `c` is scored by: means of runs of its rows, each rounded to their type as if it were a row, then its outlying
 // rows; in float32, or in raw bfloat16 for PAIRS.
 template <bool PAIRS>
-void pool_rows(const RankArgs& a, const Cell& cell, int64_t run, const int32_t* outlying, float* row, float* to, int64_t cols) {
+void pool_rows(const RankArgs& a, const Cell& cell, int64_t c, int64_t run, const CellScratch& scratch, float* to, int64_t cols) {
   int64_t d = padded_dim(a), means = means_of(a, cell), first = run * a.pool;
-  float* mean = row + d;
-  if (run < means) mean_of_rows(a, cell, first, least(first + a.pool, cell.rows), row, mean);
-  else read_cell_row(a, cell, outlying[run - means], mean);
+  float *row = scratch.row, *mean = row + d;
+  if (run >= means) read_cell_row(a, cell, scratch.outlying[c * a.outlying + run - means], mean);
+  else if (means == 1 && a.outlying) mean = scratch.centres + c * d;
+  else mean_of_rows(a, cell, first, least(first + a.pool, cell.rows), row, mean);
   if (PAIRS) {
     write_row((char*)to, BF16, d, mean);
     memset((char*)to + d * 2, 0, cols * 4 - d * 2);
@@ -155,7 +159,7 @@ void pack_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, c
     int64_t vector = i / LANES, c = vector / layout.runs * LANES + i % LANES, run = first + vector % layout.runs;
     float* to = scratch.one.rows + i * cols;
     bool there = c < n && run < runs_of(a, cells[c]);
-    if (there || (c < n && a.aggregate != AGG_MEAN)) pool_rows<PAIRS>(a, cells[c], there ? run : 0, scratch.outlying + c * a.outlying, scratch.row, to, cols);
+    if (there || (c < n && a.aggregate != AGG_MEAN)) pool_rows<PAIRS>(a, cells[c], c, there ? run : 0, scratch, to, cols);
     else memset(to, 0, cols * 4);
   }
   RankScratch panel = scratch.pass(pass);
@@ -359,7 +363,7 @@ void judge_cells(const RankArgs& a, const Cell* cells, int64_t n, const Layout& 
   bool softmax = a.aggregate == AGG_SOFTMAX;
   float least_score = a.aggregate == AGG_MAX || softmax ? -INF : 0.0f;
   for (int64_t i = 0; i < (range.high - range.low) * layout.cells(); ++i) scratch.found[i] = least_score;
-  for (int64_t c = 0; a.outlying && c < n; ++c) find_outlying(a, cells[c], scratch, scratch.outlying + c * a.outlying);
+  for (int64_t c = 0; a.outlying && c < n; ++c) find_outlying(a, cells[c], c, scratch);
   for (int64_t p = 0; p < layout.passes; ++p) pack_cells<First::PAIRS>(a, cells, n, p, layout, scratch);
   if (softmax) return softmax_cells<First, Stored>(a, cells, n, layout, range, summaries, scratch);
   if (!is_mass(a)) return score_cells<First, Stored>(a, layout, range, summaries, scratch);
@@ -374,9 +378,9 @@ void slabs_cells(const RankArgs& a, const Cell* cells, int64_t n, const Range& r
   for (int64_t c = 0; c < n; ++c) {
     float* best = scratch.turned + c * scratch.n_padded;
     for (int64_t j = 0; j < scratch.n_padded; ++j) best[j] = -INF;
-    if (a.outlying) find_outlying(a, cells[c], scratch, scratch.outlying);
+    if (a.outlying) find_outlying(a, cells[c], c, scratch);
     for (int64_t run = 0; run < runs_of(a, cells[c]); ++run) {
-      pool_rows<false>(a, cells[c], run, scratch.outlying, scratch.row, scratch.one.rows, d);
+      pool_rows<false>(a, cells[c], c, run, scratch, scratch.one.rows, d);
       write_coordinates(scratch.one.rows, d, scratch.one.slab.coordinates + count * d);
       runs[count++] = {best, a.aggregate == AGG_SOFTMAX ? cells[c].seen : cells[c].high};
       if (count == RUNS_AT_ONCE) score();
