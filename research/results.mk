@@ -71,6 +71,8 @@ results: $(READY)  ## Every other panel of docs/results.md, into out/results (ma
 	  --contexts 4k --budgets 4 --n 4 --policies dense,quest,auto,auto:pool=16,auto:c=0.25,auto:block=32,tile=64,tile_factor=4,auto:pool=64,candidates=4,auto:scorer=true-mass,aggregate=mass,tuned:smollm2 --store $R/smollm2-ring.db
 	$(BIN)/closecall eval --model smollm2 --dtype fp32 --tasks niah-single:questions=16,haystack=prose,niah-multikey:keys=8,questions=8,haystack=prose \
 	  --contexts 4k --budgets 8 --n 4 --policies dense,quest,router-on-quest,auto --store $R/smollm2-ring.db
+	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(TEXTS) --contexts 4k --budgets 4 --n 3 \
+	  --policies quest,router-on-quest,auto,auto:factor=2,give=0.5,tuned:smollm2 --store $R/smollm2-text.db
 	$(BIN)/closecall report --store $R/smollm2.db --out $R/smollm2
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4,8 --n 12 --policies $(OURS) --seconds 0 --store $R/ring.db --out $R/ring-8k
 	$(RING) --split final --models $(PROBES) --tasks $(ASKED) --contexts 16k --budgets 4 --n 3 --policies $(LONGER) --seconds 0 --store $R/ring.db --out $R/ring-16k
