@@ -149,3 +149,15 @@ def assert_attention(out: torch.Tensor, lse: torch.Tensor, expected: oracle.Expe
 
 def _where(excess: np.ndarray) -> list[int]:
     return [int(i) for i in np.unravel_index(excess.argmax(), excess.shape)]
+
+
+def check_box(sides: torch.Tensor, keys: torch.Tensor, block: int, c: float) -> None:
+    """Asserts that `sides [2, blocks, D]`, the largest coordinates and the smallest, are those of the box of every
+    `block` of `keys [N, D]`, drawn towards their mean to c of its width in float32 and rounded once to their type."""
+    for side, pick in zip(sides.double(), (torch.amax, torch.amin), strict=True):
+        for found, some in zip(side, keys.double().split(block), strict=True):
+            mean, end = some.mean(0), pick(some, 0)
+            off = (len(some) + 8) * 2.0**-24 * (some.abs().mean(0) + some.abs().amax(0))
+            # Rounding keeps order: what was within `off` of the exact side is between its ends, rounded.
+            low, high = ((mean + c * (end - mean) + off * s).to(keys.dtype).double() for s in (-1, 1))
+            assert bool(((low <= found) & (found <= high)).all())

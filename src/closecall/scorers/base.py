@@ -163,17 +163,23 @@ class Planes:
 
     The block's keys are stored as their mean, or as their coordinate-wise `box`, two vectors; a box may be shrunk
     towards the mean, `shrink` times as wide. With `outliers`, that many keys most distant from the block's mean are
-    stored as they are, the rest stands for the other keys alone, and all is rounded to the keys' own type. A row's
-    score is its largest product with any stored vector or point of the box. `scorers/planes.py` says this in code.
+    stored as they are, and the rest stands for the other keys alone. All is rounded to the keys' own type, but for a
+    mean without `outliers`. A row's score is its largest product with any stored vector or point of the box.
+    `scorers/planes.py` says this in code.
     """
 
     box: bool
     shrink: float | None = None  # None: the box itself
-    outliers: int | None = None  # None: none, and nothing is rounded
+    outliers: int | None = None  # None: none, and a mean is not rounded
 
     @property
     def vectors(self) -> int:
         return (2 if self.box else 1) + (self.outliers or 0)
+
+    @property
+    def rounded(self) -> bool:
+        """Whether what stands for the block's keys is rounded to their type."""
+        return self.box or self.outliers is not None
 
 
 @dataclass(frozen=True)

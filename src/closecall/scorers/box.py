@@ -14,9 +14,10 @@ from .planes import PlaneScorer
 class Box(PlaneScorer):
     """The largest product any point of the shrunk box `mean + c (kmax - mean)` to `mean + c (kmin - mean)` can have.
 
-    c = 0 is `mean`, c = 1 is `quest`. Quest's corner is a key that hardly ever exists: with D coordinates their maxima
-    come from up to D different keys, and blocks with one odd coordinate each look better than they are. Half-way is
-    an estimate rather than a bound, and still two vectors a block. Its estimated mass takes every key to score so.
+    Both sides are rounded to the keys' own type. c = 1 is `quest`, and c = 0, but for that rounding, `mean`. Quest's
+    corner is a key that hardly ever exists: with D coordinates their maxima come from up to D different keys, and
+    blocks with one odd coordinate each look better than they are. Half-way is an estimate rather than a bound, and
+    still two vectors a block. Its estimated mass takes every key to score so.
     """
 
     c: float = 0.5

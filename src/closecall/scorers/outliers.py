@@ -17,8 +17,9 @@ class Outliers(PlaneScorer):
 
     A needle is a key unlike its neighbours: the `m` keys most distant from the block's mean are stored as they are (of
     equally distant ones the earlier). The others are stored as their mean (`c` = 0), or as their box shrunk towards it
-    (`box` of the others, two vectors), rounded to the keys' own type as if they were keys. m = 0 is `mean` or `box`,
-    but for that rounding. Stores m + 1 vectors a block, or m + 2. A block too short for so many repeats its last one.
+    (`box` of the others, two vectors), rounded to the keys' own type as if they were keys. m = 0 is `box`
+    or, but for that rounding, `mean`. Stores m + 1 vectors a block, or m + 2. A block too short for so many repeats
+    its last one.
 
     The estimated mass counts the stored keys exactly and takes the others to score what stands for them; with the mean,
     by Jensen's inequality, that is a lower bound.

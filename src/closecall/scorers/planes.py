@@ -51,7 +51,8 @@ class PlaneScorer(Scorer):
         if planes.shrink is None:
             return sides
         mean = mean_key(keys, block)
-        return tuple(torch.lerp(mean, side, planes.shrink) for side in sides)  # lerp is exact at both ends
+        shrunk = (torch.lerp(mean, side, planes.shrink) for side in sides)  # lerp is exact at both ends
+        return tuple(side.to(keys.dtype).to(mean.dtype) for side in shrunk)
 
     def _products(self, rows: Tensor, summary: tuple[Tensor, ...]) -> list[Tensor]:
         """The row's scores for what stands for the keys, and for each outlying one."""

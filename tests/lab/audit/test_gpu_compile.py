@@ -275,7 +275,8 @@ def test_the_variants_cover_what_is_promised() -> None:
             assert f"attend {dim} {dtype}" in names
             assert (f"attend packed {dim} {dtype}" in names) == (dtype != "fp32")
             if dim in ("D64", "D128"):
-                for scorer in ("mean", "quest", "box", "outliers-1", "outliers-3", "boxed-outliers-1"):
+                assert f"summaries box {dim} {dtype}" in names
+                for scorer in ("mean", "quest", "outliers-1", "outliers-3", "boxed-outliers-1"):
                     kinds = (f"summaries {scorer}", f"scores {scorer}", f"scores {scorer} mass", f"sums {scorer}")
                     kinds += (f"scores {scorer} pooled", f"scores {scorer} pooled mass", f"sums {scorer} pooled")
                     kinds += (f"again {scorer}", f"again {scorer} mass", f"sums {scorer} again")

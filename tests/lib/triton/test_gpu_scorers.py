@@ -26,6 +26,7 @@ from closecall.rules.router import Router
 from closecall.rules.topk import TopK
 from closecall.scorers.box import Box
 from closecall.scorers.outliers import Outliers
+from compare import check_box
 from engines import FLOATS, FUZZ, Engine, pairs
 from oracle import Tile, exact, tiles
 
@@ -110,6 +111,22 @@ def rounded(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return exact(torch.from_numpy(x).to(dtype))
 
 
+def rounded_box(rows: np.ndarray, keys: np.ndarray, dtype: torch.dtype, c: float) -> tuple[np.ndarray, np.ndarray]:
+    """Products with the best corner of the keys' box, shrunk to c of its width and rounded to their type."""
+    n, dim = keys.shape
+    middle = keys.mean(0)
+    off = U * (n + 2) * np.abs(keys).mean(0)
+    if c:
+        off = off + 8 * U * (np.abs(middle) + np.abs(keys).max(0))
+    best, error = np.full(len(rows), 0.0), np.full(len(rows), 0.0)
+    for end, mine in ((keys.max(0), np.maximum(rows, 0)), (keys.min(0), np.minimum(rows, 0))):
+        side = middle + c * (end - middle)
+        doubt = rounded(side + off, dtype) - rounded(side - off, dtype)
+        best = best + mine @ rounded(side, dtype)
+        error = error + np.abs(mine) @ (doubt + 2 * U * (dim + 8) * np.abs(rounded(side, dtype)))
+    return best, error
+
+
 def outliers_of(rows: np.ndarray, keys: np.ndarray, dtype: torch.dtype, m: int, c: float = 0.0) -> list[Vector]:
     n, dim = keys.shape
     roundings = U * (dim + 8)
@@ -122,17 +139,7 @@ def outliers_of(rows: np.ndarray, keys: np.ndarray, dtype: torch.dtype, m: int, 
     # The differences are off by that much of the keys' size, their squares' sum by twice that and D roundings.
     blur = 4 * U * ((n + 4) * (np.abs(keys - mean) * (np.abs(keys) + size)).sum(1).max() + dim * apart.max())
     assert apart[far[m - 1]] - apart[far[m]] > 2 * blur, "which keys are outlying must not depend on rounding"
-    others = keys[far[m:]]
-    middle = others.mean(0)
-    off = U * (len(others) + 2) * np.abs(others).mean(0)
-    if c:
-        off = off + 8 * U * (np.abs(middle) + np.abs(others).max(0))
-    best, error = np.full(len(rows), 0.0), np.full(len(rows), 0.0)
-    for end, mine in ((others.max(0), np.maximum(rows, 0)), (others.min(0), np.minimum(rows, 0))):
-        side = middle + c * (end - middle)
-        doubt = rounded(side + off, dtype) - rounded(side - off, dtype)
-        best = best + mine @ rounded(side, dtype)
-        error = error + np.abs(mine) @ (doubt + 2 * roundings * np.abs(rounded(side, dtype)))
+    best, error = rounded_box(rows, keys[far[m:]], dtype, c)
     return [(best, error, n - m), *(stored[j] for j in far[:m])]
 
 
@@ -145,10 +152,7 @@ def vectors_of(rows: np.ndarray, keys: np.ndarray, scored: str, dtype: torch.dty
         return outliers_of(rows, keys, dtype, **given)
     if name == "mean":
         return [(rows @ mean, U * (n + dim + 8) * (np.abs(rows) @ size), n)]
-    c = given.get("c", 1.0)
-    high, low = mean + c * (keys.max(0) - mean), mean + c * (keys.min(0) - mean)
-    best = np.maximum(rows * high, rows * low).sum(1)
-    return [(best, U * (n + dim + 16) * (np.abs(rows) @ (size + np.abs(keys).max(0))), n)]
+    return [(*rounded_box(rows, keys, dtype, given.get("c", 1.0)), n)]
 
 
 def log_shares(bests: dict[int, tuple[np.ndarray, np.ndarray]], free: list[int]) -> dict[int, tuple[float, float]]:
@@ -319,18 +323,13 @@ def test_outlying_keys_are_the_references_where_many_are_as_distant(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("c", [0.0, 0.25, 0.75, 1.0])
-def test_a_box_is_stored_in_parts_that_hold_all_of_its_bits(c: float, dtype: torch.dtype) -> None:
+def test_a_box_is_rounded_once_to_the_keys_type(c: float, dtype: torch.dtype) -> None:
     k = torch.randn(1, 1, 37, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
-    policy = Policy(Box(c=c), TopK(), 16, 16, 1, "max")
     here = tables.tables(plan(1, 37, 37, 16, 16), k.device)
     with ENGINE._forced():
-        parts, told = backend._summarise(k, policy.scorer.planes, here, 16)
-    for side, pick in enumerate((torch.amax, torch.amin)):
-        back = sum(parts[0, 2 * i + side].double() * 2.0 ** (-told["SHIFT"] * i) for i in range(told["PLANES"] // 2))
-        for b, keys in enumerate(k[0, 0].double().split(16)):
-            mean, end = keys.mean(0), pick(keys, 0)
-            size = keys.abs().mean(0) + keys.abs().amax(0)
-            assert bool(((back[b] - mean - c * (end - mean)).abs() <= (16 + 8) * U * size).all())
+        sides, told = backend._summarise(k, Box(c=c).planes, here, 16)
+    assert (told["PLANES"], sides.dtype) == (2, dtype)
+    check_box(sides[0, :, :, :16], k[0, 0], 16, c)
 
 
 @pytest.mark.parametrize("c", [0.0, 1.0])

@@ -6,11 +6,11 @@ namespace {
 
 constexpr int MOST_DIM = 1024, MOST_BLOCK = 1024;  // of OUTLIERS; Python asks for no more
 
-// Whether summaries are kept as bfloat16: Quest's bounds are coordinates of keys, outlying keys are keys, and the mean of
-// the others is defined to be rounded like one. MEAN and BOX are not rounded.
+// Whether summaries are kept as bfloat16: all are keys, coordinates of keys, or defined to be rounded like one, except
+// MEAN.
 inline bool paired(const RankArgs& a) {
 #ifdef CC_BF16_DOT
-  return a.shape.dtype == BF16 && (a.scorer == QUEST || a.scorer == OUTLIERS);
+  return a.shape.dtype == BF16 && a.scorer != MEAN;
 #else
   (void)a;
   return false;
@@ -111,8 +111,8 @@ void summarise_outliers(const RankArgs& a, const char* keys, int64_t n, char* su
     for (int64_t p = 1; p <= m; ++p) write_plane(a, mean, summary + plane_of(a, p));
 }
 
-// A block's mean key, or its largest and then its smallest coordinates, drawn towards the mean for BOX; a NaN among them
-// makes its coordinate NaN.
+// A block's mean key, or its largest and then its smallest coordinates, for BOX drawn towards the mean and rounded to the
+// keys' type; a NaN among them makes its coordinate NaN.
 void summarise(const RankArgs& a, const char* keys, int64_t n, char* summary) {
   if (a.scorer == OUTLIERS) return summarise_outliers(a, keys, n, summary);
   int64_t dtype = a.shape.dtype, size = item_size(dtype), d = padded_dim(a);
@@ -151,6 +151,7 @@ void summarise(const RankArgs& a, const char* keys, int64_t n, char* summary) {
       for (V* side : sides) {
         store(lanes, *side);
         for (int lane = 0; lane < LANES; ++lane) lanes[lane] = between(mean[lane], lanes[lane], (float)a.shrink);
+        round_row(dtype, LANES, lanes, lanes);
         *side = load(lanes);
       }
     }

@@ -48,8 +48,8 @@ def _summarise(k: Tensor, planes: Planes, here: Tables, block: int) -> tuple[Ten
     chosen = tuning.choose(device.call("outliers" if outliers else "summaries", k, k, k))
     keys = launch.fit(chosen.keys, block)
     common = {"KEYS": keys, "STEPS": -(-block // keys), "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-    # The interpreter cuts float32 off where it should round: there torch rounds what is no longer split into parts.
-    dtype = torch.float32 if outliers and device.wide(k) else k.dtype
+    # The interpreter cuts float32 off where it should round: there torch rounds what is not split into parts.
+    dtype = torch.float32 if planes.rounded and device.wide(k) else k.dtype
     shape = (k.shape[1], told["PLANES"] + vectors - 1, slots, width)
     # The score kernel reads whole steps, without a mask, and so a little beyond the last block.
     everything = k.new_empty(math.prod(shape) + launch.MOST_KEYS * width, dtype=dtype)

@@ -121,12 +121,12 @@ def score_rows(pool: int, runs: int, rows: int) -> dict[str, int]:
 def layout(planes: Planes, dtype: str) -> dict[str, int]:
     """How a block's vectors lie in planes: PLANES for what stands for its keys, and one for each outlying key.
 
-    A mean, or a box shrunk towards it, that is not rounded has more bits than the type, and takes several.
+    A mean that is not rounded has more bits than the type, and takes several.
     """
-    unrounded = planes.outliers is None and not (planes.box and planes.shrink is None)
-    parts, shift = MEAN_PARTS[dtype] if unrounded else (1, 0)
-    sides = 2 if planes.box else 1
-    return {"BOX": planes.box, "VECTORS": (planes.outliers or 0) + 1, "PLANES": parts * sides, "SHIFT": shift}
+    parts, shift = (2 if planes.box else 1), 0
+    if not planes.rounded:
+        parts, shift = MEAN_PARTS[dtype]
+    return {"BOX": planes.box, "VECTORS": (planes.outliers or 0) + 1, "PLANES": parts, "SHIFT": shift}
 
 
 def scoring(vectors: int, normalised: bool) -> str:

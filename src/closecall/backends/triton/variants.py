@@ -187,15 +187,21 @@ def _summaries(
 
 
 def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
-    """Summaries, scores and shares of mass of all scorers."""
+    """Summaries, scores and shares of mass of all scorers; of those whose planes lie alike, as a shrunk box's do like
+    Quest's, one is scored for all."""
     if dims[0] != dims[1]:  # they know nothing of values
         return
     x = f"*{dtype}"
     more = dims[0] in MORE_DIMS
+    scored: list[dict[str, int]] = []
     for scorer, planes in (PLANES | MORE_PLANES if more else PLANES).items():
         told: dict[str, object] = {"DIM": dims[0], "WIDTH": launch.padded(dims[0])}
-        told |= launch.layout(planes, dtype)
+        layout = launch.layout(planes, dtype)
+        told |= layout
         yield _summaries(scorer, planes, arch, dims, dtype, told)
+        if layout in scored:
+            continue
+        scored.append(layout)
         types = {"q": x, "summaries": x, "plan": "*i32", "packs": "*i32", "forced": "*fp32", "sums": "*fp32"}
         types |= {"out": "*i32", "listed": "*i32", "scale": "fp32"}
         told |= {
@@ -211,7 +217,6 @@ def _scoring(arch: str, dims: tuple[int, int], dtype: str) -> Iterator[Variant]:
             runs = 64 // rows
             entry = "again" if listed else launch.scoring((planes.outliers or 0) + 1, mass or softmax)
             chosen = launch.table(entry, arch, *dims, dtype)
-            layout = launch.layout(planes, dtype)
             sizes = launch.score_sizes(arch, dims[0], dtype, layout, chosen, listed)
             constants = told | sizes | launch.score_rows(rows, runs, sizes["ROWS"])
             chosen = dataclasses.replace(chosen, num_stages=sizes["STAGES"])

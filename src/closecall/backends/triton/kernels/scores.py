@@ -4,7 +4,7 @@
 """Tile scores: how well a tile's rows match each block, reduced over the rows as they are computed.
 
 A block is summarised by VECTORS vectors. The first stands for all keys that have no vector of their own and lies in
-PLANES planes: its parts, or those of the two sides of a box. Each of the others is a key, in one plane. A row's score
+PLANES planes: its parts, or the two sides of a box. Each of the others is a key, in one plane. A row's score
 of a block is the largest of its products with the vectors; its estimated mass, in units of the softmax, the sum of
 their exponentials, of which the first vector's counts for all keys that it stands for.
 
@@ -49,9 +49,9 @@ def first_scores(low, high, summaries, block, plane, s, START: tl.constexpr, SLI
     for i in tl.static_range(PLANES):
         # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
         y = summary_of(summaries + (PLANES - 1 - i) * plane, block, START, SLICE, WIDTH, WIDE)
-        if SHIFT and (not BOX or i % 2 == 0):  # of a box, both sides' next larger parts
+        if SHIFT:
             new *= 2.0**-SHIFT
-        if BOX and i % 2 == 0:
+        if BOX and i == 0:
             new = tl.dot(y, low, new, input_precision=PRECISION)
         else:
             new = tl.dot(y, high, new, input_precision=PRECISION)

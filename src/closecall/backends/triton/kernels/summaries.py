@@ -4,9 +4,9 @@
 """Block summaries over the real keys of each block: the mean key, the (shrunk) box, or the outlying keys.
 
 The results `[Hkv, planes, slots, WIDTH]` are in the keys' own type, because that is what tensor cores multiply.
-Coordinates of keys are exact in it. Means are not, nor is a box that was shrunk towards one: such a vector is split
-into parts, each what the ones before left over (times 2^SHIFT, so that float16 does not lose it below its range), and
-the parts' scores add up.
+Coordinates of keys are exact in it, and what stands for keys is defined to be rounded to it, but for a mean without
+outlying keys: that is split into parts, each what the ones before left over (times 2^SHIFT, so that float16 does not
+lose it below its range), and the parts' scores add up.
 """
 
 import triton.language as tl
@@ -35,8 +35,8 @@ def summaries_kernel(
 ):  # fmt: skip
     """One program does one block of one key head; `blocks` holds (batch row, first key, keys) of each.
 
-    A box's planes are the largest coordinates, then the smallest ones; where they are in parts, of both the first
-    parts, and so on. SHRUNK draws both sides towards the mean, as far as `shrink` of 1 leaves them where they are.
+    A box's two planes are the largest coordinates and the smallest ones. SHRUNK draws both towards the mean, as far as
+    `shrink` of 1 leaves them where they are. A mean has PLANES parts.
     """
     slot = tl.program_id(0)
     h = tl.program_id(1)
@@ -72,13 +72,8 @@ def summaries_kernel(
         else:
             high = tl.where(inside, high + sums, 0.0)
             low = tl.where(inside, low + sums, 0.0)
-        for i in tl.static_range(PLANES // 2):
-            part = high.to(out.dtype.element_ty)
-            tl.store(out + 2 * i * plane, part)
-            high = left_over(high, part, SHIFT)
-            part = low.to(out.dtype.element_ty)
-            tl.store(out + (2 * i + 1) * plane, part)
-            low = left_over(low, part, SHIFT)
+        tl.store(out, high.to(out.dtype.element_ty))
+        tl.store(out + plane, low.to(out.dtype.element_ty))
     else:
         rest = tl.div_rn(sums, count.to(tl.float32))
         for i in tl.static_range(PLANES):

@@ -48,10 +48,8 @@ def products(q, at, real, q_n, q_d, summary, block, ok, plane, left, ROWS: tl.co
         # The last plane holds the smallest parts: added up first, they are not lost beside the larger ones.
         y = rows_of(summary + (PLANES - 1 - i) * plane, block, ok, WIDTH, 1, 0, SLICE, SLICE, True, WIDE)
         if BOX:
-            if SHIFT and i % 2 == 0:  # both sides' next larger parts
-                s *= 2.0**-SHIFT
             low, high = sides_of(x)
-            s = tl.dot(high if i % 2 else low, tl.trans(y), s, input_precision=PRECISION)
+            s = tl.dot(high if i else low, tl.trans(y), s, input_precision=PRECISION)
         else:
             s = tl.dot(x, tl.trans(y), s * (2.0**-SHIFT), input_precision=PRECISION)
     return s
@@ -118,9 +116,9 @@ def whole_scores(x, low, high, summaries, block, plane, vector: tl.constexpr, RO
         return tl.dot(x, tl.trans(y), s, input_precision=PRECISION)
     for i in tl.static_range(PLANES):  # the smallest parts first, as above
         y = summary_of(summaries + (PLANES - 1 - i) * plane, block, 0, WIDTH, WIDTH, WIDE)
-        if SHIFT and (not BOX or i % 2 == 0):
+        if SHIFT:
             s *= 2.0**-SHIFT
-        if BOX and i % 2 == 0:
+        if BOX and i == 0:
             s = tl.dot(low, tl.trans(y), s, input_precision=PRECISION)
         else:
             s = tl.dot(high, tl.trans(y), s, input_precision=PRECISION)
