@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 MOST_KEY_HEADS = 128  # of any model we know; more must be something else
+MOST = 2**31 - 1  # blocks, and what is counted in them: `kv_idx` is int32
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -33,6 +36,8 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} is on {x.device} but {first} is on {q.device}: move them to one device")
         if x.shape[0] != q.shape[0]:
             raise ValueError(f"{name} has batch {x.shape[0]} but {first} has {q.shape[0]}: they must be equal")
+    if q.is_meta:
+        raise ValueError(f"{', '.join(named)} are on the meta device and hold no numbers: make them on a real one")
 
 
 def _swapped(k: Tensor) -> str:
@@ -78,13 +83,13 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_scale(scale: float | None, dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(dim)
-    if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale <= 0:
+    if not is_number(scale) or not math.isfinite(scale) or scale <= 0:
         raise ValueError(f"scale must be a positive number (None means 1/sqrt(head dim)), got {scale!r}")
     return float(scale)
 
 
 def check_softcap(softcap: float) -> None:
-    if not math.isfinite(softcap) or softcap < 0:
+    if not is_number(softcap) or not math.isfinite(softcap) or softcap < 0:
         raise ValueError(f"softcap must be a positive number, or 0 for none, got {softcap!r}")
 
 
@@ -104,14 +109,31 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@functools.lru_cache(maxsize=256)
+def exact(number: float, most: int = 10**9) -> Fraction:
+    """The fraction that a user means who typed this decimal, or computed one third: 1.1 times 110 is 121. Its
+    denominator is at most `most`, so that products with counts stay within int64."""
+    return Fraction(str(number)).limit_denominator(most)
+
+
 def check_layers(layers: Sequence[int], values: Sequence[object], what: str) -> tuple[int, ...]:
     """The numbers of the layers that a list has one entry for each of; 0, 1, ... where none are given."""
-    numbers = tuple(layers) or tuple(range(len(values)))
-    if len(numbers) != len(values) or list(numbers) != sorted(set(numbers)) or min(numbers) < 0:
+    listed = isinstance(layers, Sequence) and all(map(is_whole, layers))
+    numbers = tuple(layers) or tuple(range(len(values))) if listed else ()
+    if not listed or len(numbers) != len(values) or list(numbers) != sorted(set(numbers)) or min(numbers) < 0:
         raise ValueError(
             f"layers must be ascending layer numbers, one for each of the {len(values)} {what}, got {layers!r}"
         )
     return numbers
+
+
+def check_tiles(tiles: int | None) -> None:
+    if tiles is not None and (not is_whole(tiles) or tiles < 1):
+        raise ValueError(f"tiles must be a whole number of at least 1, or None for all of them, got {tiles!r}")
 
 
 def check_share(name: str, value: object, of: str) -> None:

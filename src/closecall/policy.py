@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .checks import MOST, is_whole
 from .geometry import Geometry
 from .overrides import read as read_overrides
 from .registry import Component, Registry, unknown
@@ -90,8 +91,10 @@ class Policy:
         numbers = {"block": 1, "tile": 1, "pool": 1, "sinks": 0} | dict.fromkeys(NEED_A_POOL, 0)
         for field, least in numbers.items():
             value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_whole(value) or value < least:
                 raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
+            if value > MOST:
+                raise ValueError(f"{field} must be at most {MOST:,}, got {value!r}")
         if self.tile % self.pool:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
         if self.pool == 1:  # no tile is pooled, and policies that mean the same are equal
@@ -102,7 +105,7 @@ class Policy:
                 f"outlying = {self.outlying} beside means of {self.pool} rows is as much work as all {self.tile} rows: "
                 f"use at most outlying = {self.tile - self.tile // self.pool - 1}, a larger pool, or pool = 1"
             )
-        if self.aggregate not in REDUCTIONS:
+        if not isinstance(self.aggregate, str) or self.aggregate not in REDUCTIONS:
             raise unknown("aggregate", self.aggregate, REDUCTIONS)
         if self.share not in SHARES:
             raise unknown("share", self.share, SHARES)
@@ -197,6 +200,8 @@ class Policy:
         """Reads what `to_json` wrote. For a file, use `load`."""
         if isinstance(text, os.PathLike) or (isinstance(text, str) and text.strip().endswith(".json")):
             raise TypeError(f"from_json takes JSON text, got the path {os.fspath(text)!r}: use Policy.load(path)")
+        if not isinstance(text, str):
+            raise TypeError(f"from_json takes JSON text, as Policy.to_json writes it, got {type(text).__name__}")
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -233,6 +238,8 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Reads a file that `save` wrote."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"load takes the path of a saved policy, got {type(path).__name__}")
         source = Path(path)
         if not source.is_file():
             raise FileNotFoundError(
@@ -388,6 +395,11 @@ def policy(name: str, **overrides: Any) -> Policy:
     >>> policy("auto:budget=8") == policy("auto", budget=8)
     True
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"policy takes a name or text such as 'auto:budget=8', got {type(name).__name__}: a closecall.Policy goes "
+            "to select, attention or attach as it is"
+        )
     if ":" in name or name.endswith(".json"):
         if overrides:
             raise ValueError(

@@ -114,7 +114,7 @@ class Registry(Generic[C]):
         return cls(**{f.name: params[f.name] for f in dataclasses.fields(cls) if f.name in params})
 
     def from_dict(self, data: dict[str, Any]) -> C:
-        if not isinstance(data, dict) or "name" not in data:
+        if not isinstance(data, dict) or not isinstance(data.get("name"), str):
             raise ValueError(f"a {self.kind} is written as an object with its name and parameters, got {data!r}")
         params = dict(data)
         cls = self[params.pop("name")]

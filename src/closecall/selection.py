@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checks import is_whole
 from .geometry import Geometry, plan
 from .ranking import Decision, Ranked
 
@@ -83,6 +84,12 @@ class Selection:
         cu_seqlens: Tensor | None = None,
     ) -> Selection:
         """A hand-made selection. `attend` checks it against the tensors it is used with."""
+        for name, x in (("kv_idx", kv_idx), ("counts", counts)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a torch.Tensor of whole numbers, got {type(x).__name__}")
+        for name, size in (("block", block), ("tile", tile)):
+            if not is_whole(size) or size < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
         margin = torch.full(counts.shape, torch.nan, device=counts.device)
         triggered = torch.zeros(counts.shape, dtype=torch.bool, device=counts.device)
         geometry = plan(kv_idx.shape[0], q_len, k_len, block, tile, key_padding, cu_seqlens)

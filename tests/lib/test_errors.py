@@ -14,6 +14,7 @@ from closecall import Selection, checks
 from closecall.backends import reference
 
 POLICY = closecall.policy("topk", block=16, tile=16, budget=3)
+BLOCKS = torch.zeros(1, 1, 1, 1, dtype=torch.int32), torch.ones(1, 1, 1, dtype=torch.int32)
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +105,12 @@ def test_bad_values(name: str) -> None:
         says(error, *fragments)
 
 
+def test_tensors_without_numbers() -> None:
+    for call in (select, attention):
+        with pytest.raises(ValueError, match=r"q, k.* are on the meta device and hold no numbers"):
+            call({name: x.to("meta") for name, x in tensors().items()})
+
+
 def test_gradients_are_fine_where_none_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     x = {name: t.requires_grad_() for name, t in tensors().items()}
@@ -112,7 +119,7 @@ def test_gradients_are_fine_where_none_are_recorded(monkeypatch: pytest.MonkeyPa
             assert not attention(x).requires_grad
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "1", torch.tensor([1.0, 2.0])])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "1", True, torch.tensor([1.0, 2.0])])
 def test_bad_scale(scale: Any) -> None:
     for call in (select, attention):
         with pytest.raises((ValueError, TypeError)) as error:
@@ -152,6 +159,44 @@ def test_bad_names() -> None:
         select(tensors(), "quset")
     with pytest.raises(TypeError, match=r"policy must be a closecall.Policy, a preset's name, .*, got int"):
         attention(tensors(), 7)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: closecall.policy(3), r"policy takes a name or text .*, got int"),
+        (lambda: closecall.Policy.from_json(None), r"from_json takes JSON text, .*, got NoneType"),
+        (lambda: closecall.Policy.load(None), r"load takes the path of a saved policy, got NoneType"),
+        (lambda: closecall.load(None), r"load takes a model's name or a path, got NoneType"),
+        (
+            lambda: Selection.from_blocks([1], [1], q_len=1, k_len=1),
+            r"kv_idx must be a torch.Tensor of whole numbers, got list",
+        ),
+        (lambda: Selection.from_blocks(*BLOCKS, q_len=1, k_len=1, block=0), r"block must be .* at least 1, got 0"),
+    ],
+)
+def test_another_type_is_named(call: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        call()
+
+
+@pytest.mark.parametrize("changes", [{"sinks": 10**30}, {"block": 10**30}, {"pool": 8, "unpooled": 2**31}])
+def test_numbers_that_no_table_holds(changes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"(sinks|block|unpooled) must be at most 2,147,483,647, got \d+"):
+        closecall.policy("topk", **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"name": ["mean"]}', "a scorer is written as an object with its name"),
+        ('{"name": "mean"}, "aggregate": []', r"unknown aggregate \[\]"),
+    ],
+)
+def test_a_wrong_type_in_a_policys_json(text: str, says: str) -> None:
+    rule = '{"name": "topk", "budget": 3, "tile_factor": 2}'
+    with pytest.raises(ValueError, match=says):
+        closecall.Policy.from_json(f'{{"closecall_policy": 1, "rule": {rule}, "scorer": {text}}}')
 
 
 @pytest.mark.parametrize(
@@ -345,7 +390,7 @@ def test_a_geometry_that_was_tampered_with(spoil: Any) -> None:
     says(error, "select")
 
 
-@pytest.mark.parametrize("softcap", [-1.0, float("nan"), float("inf")])
-def test_softcap(softcap: float) -> None:
+@pytest.mark.parametrize("softcap", [-1.0, float("nan"), float("inf"), None, "x", True, torch.tensor(3.0)])
+def test_softcap(softcap: Any) -> None:
     with pytest.raises(ValueError, match=r"softcap must be a positive number, or 0 for none, got"):
         attention(tensors(), softcap=softcap)

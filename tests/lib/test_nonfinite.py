@@ -120,6 +120,21 @@ def test_an_infinite_key(engine: Engine, dtype: torch.dtype, policy: str, number
 
 
 @compiled
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("aggregate", ["max", "softmax", "mass-max"])
+def test_keys_beside_one_that_is_no_number_are_as_outlying_everywhere(
+    engine: Engine, aggregate: str, m: int, number: str
+) -> None:
+    """Beside an infinity every key of the block is infinitely far from the mean: the earlier is more outlying."""
+    q, k, _ = tensors()
+    k[0, 0, 37, 3] = NUMBERS[number]
+    policy = closecall.policy("topk", scorer="outliers", m=m, c=0.5, aggregate=aggregate, budget=3, block=16, tile=16)
+    reference = closecall.select(q, k, policy, backend="reference")
+    assert kept_of(engine.select(q, k, policy)) == kept_of(reference)
+
+
+@compiled
 @pytest.mark.parametrize("row", [0, 31, 32, 130, 209])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -176,6 +176,39 @@ def test_router_counts() -> None:
     assert Counter(rule.decide(ranked(scores, 4, 2)).triggered.flatten().tolist()) == {False: 1}
 
 
+@pytest.mark.parametrize(
+    ("budget", "tile_factor", "blocks"),
+    [(110, 1.1, 121), (100, 1.15, 115), (50, 2.3, 115), (100, 0.07, 7), (30, 1.1, 33), (33, 1 / 3, 11), (33, 2, 66)],
+)
+def test_the_tile_budget_is_exact_for_the_decimal_that_was_typed(budget: int, tile_factor: float, blocks: int) -> None:
+    assert closecall.policy("topk", budget=budget, tile_factor=tile_factor).rule.tile_budget == blocks
+
+
+@pytest.mark.parametrize("tile_factor", [1.05, float("nan"), float("inf"), 1e-12, True, "2"])
+def test_only_whole_tile_budgets(tile_factor: object) -> None:
+    with pytest.raises(ValueError, match=r"tile_factor \* budget must be a whole number of blocks, at least 1, got"):
+        closecall.policy("topk", budget=30, tile_factor=tile_factor)
+
+
+@pytest.mark.parametrize("trigger", ["quantile", "random", "last"])
+def test_a_router_that_expands_nothing_is_top_k_to_the_last_number(trigger: str) -> None:
+    q, k = torch.randn(1, 2, 300, 8), torch.randn(1, 1, 300, 8)
+    grid = {"budget": 3, "block": 16, "tile": 16}
+    router = closecall.select(q, k, closecall.policy("router", q=0, trigger=trigger, **grid))
+    plain = closecall.select(q, k, closecall.policy("topk", **grid))
+    assert torch.equal(router.kv_idx, plain.kv_idx)
+    assert torch.equal(router.counts, plain.counts)
+
+
+@pytest.mark.parametrize("text", ["router:budget=3,q=1,rho=1e300", "fill-on-mean:budget=3,cap=1e300,aggregate=mass"])
+def test_a_factor_without_bounds_keeps_all_it_may(text: str) -> None:
+    q, k = torch.randn(1, 2, 300, 8), torch.randn(1, 1, 300, 8)
+    found = closecall.select(q, k, f"{text},block=16,tile=16")
+    assert int(found.counts.max()) <= found.n_blocks
+    if text.startswith("router"):
+        assert torch.equal(found.counts, closecall.select(q, k, closecall.policy("dense", block=16, tile=16)).counts)
+
+
 def test_a_margin_equal_to_the_threshold_fires() -> None:
     """1/20 and 0.05 are the same number, although float32 rounds it up."""
     margin = torch.tensor([[[1.0 / 20.0, 1.0 / 19.0]]])

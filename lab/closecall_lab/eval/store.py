@@ -126,6 +126,8 @@ class Store:
             raise ValueError(f"{self.path} is a directory: a store is one file")
         if not create and not self.path.exists():
             raise ValueError(f"no such store: {self.path}. `closecall eval --store {self.path} ...` makes one")
+        if not create and not self.path.stat().st_size:  # SQLite would make a database of it
+            raise ValueError(f"{self.path} is not a store of results (it is empty): choose another file")
         with self._explained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from closecall.models.convert import without_bars
-from closecall.models.load import LoadedModel, fingerprint, load_model
+from closecall.models.load import LoadedModel, dtype_of, fingerprint, load_model
 from closecall.registry import unknown
 
 from ..spine import memory
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 2**30
 
@@ -24,7 +27,7 @@ class Subject:
     @classmethod
     def open(cls, name: str, *, dtype: str | None = None) -> Subject:
         """Opens a probe (`probe`, `probe:qwen3`, `probe:qwen3:2` for its seed 2) or whatever `load_model` takes."""
-        loaded = _probe(name) if name.split(":")[0] == "probe" else load_model(name, dtype=dtype)
+        loaded = _probe(name, dtype_of(dtype)) if name.split(":")[0] == "probe" else load_model(name, dtype=dtype)
         return cls(loaded, fingerprint(loaded.model, whole=True))
 
     def key_value_bytes(self, tokens: int) -> int:
@@ -49,7 +52,7 @@ class Subject:
         return {"label": self.loaded.label, "context": self.loaded.context, "dtype": str(self.loaded.model.dtype)}
 
 
-def _probe(name: str) -> LoadedModel:
+def _probe(name: str, dtype: torch.dtype | None) -> LoadedModel:
     from .. import probes
 
     _, kind, seed = ([*name.split(":"), "", ""])[:3]
@@ -62,4 +65,5 @@ def _probe(name: str) -> LoadedModel:
         model, tokenizer = probes.load(kind, seed=int(seed))
     label = f"closecall's {kind}-shaped probe, seed {seed}"
     ready: Any = model
+    ready = ready if dtype is None else ready.to(dtype)
     return LoadedModel(name, label, ready.eval().requires_grad_(False), tokenizer, None, fingerprint(model))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from closecall.cli import Command, Parser
 
-from ..spine.options import count, need, shared
+from ..spine.options import count, need, output_file, shared
 from ..spine.progress import say
 
 if TYPE_CHECKING:
@@ -80,14 +80,15 @@ def run(args: argparse.Namespace) -> None:
 def _checked(args: argparse.Namespace) -> str:
     """The prompt's text, empty for a task; what was asked for in vain is said before a model is loaded."""
     need(model=args.model)
+    if args.tokens < 0:
+        raise ValueError(f"--tokens takes a number of tokens, 0 for no answer, got {args.tokens}")
+    output_file("--out", args.out)
     if bool(args.prompt) == bool(args.task):
         raise ValueError("give the prompt's file with --prompt, or a --task to take an example from")
     if args.task:
         if args.question or args.answer:
             raise ValueError(f"{args.task} brings its own question and answer: drop --question and --answer, or --task")
         return ""
-    if args.tokens < 0:
-        raise ValueError(f"--tokens takes a number of tokens, 0 for no answer, got {args.tokens}")
     text = sys.stdin.read() if str(args.prompt) == "-" else _read(args.prompt)
     if not (text + args.question).strip():
         raise ValueError(f"{args.prompt} is empty: there is nothing to explain")
@@ -97,7 +98,10 @@ def _checked(args: argparse.Namespace) -> str:
 def _read(path: Path) -> str:
     if not path.is_file():
         raise ValueError(f"no prompt file {str(path)!r}")
-    return path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): convert it first") from None
 
 
 def _of_text(args: argparse.Namespace, text: str, loaded: LoadedModel) -> Prompt:

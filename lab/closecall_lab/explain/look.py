@@ -201,22 +201,31 @@ def forced_mask(geometry: Geometry, sinks: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class _Widest(Rule):
-    """Another rule that may keep every block: backends then rank all of them, as they would for the rule it wraps."""
+    """Another rule that may keep as many blocks as there are to choose from: backends then rank all of them, as they
+    would for the rule it wraps."""
 
     name = "widest"
     rule: Rule
+    most: int
+
+    @property
+    def tile_budget(self) -> int | None:
+        return self.rule.tile_budget
 
     def limit(self, n_blocks: int) -> int:
-        return n_blocks
+        return min(self.most, n_blocks)
 
     def every_row(self, sequence: Tensor) -> Tensor | None:
         return self.rule.every_row(sequence)
 
 
 def rank_all(q: Tensor, k: Tensor, policy: Policy, geometry: Geometry, scale: float) -> Ranked:
-    """The ranking that the policy's rule was given, but of all blocks it could have been given, and for every head."""
+    """The ranking that the policy's rule was given, but of all blocks it could have been given, and for every head.
+    Those are a tile's candidates where the policy has some."""
     wide = copy.copy(policy)
-    object.__setattr__(wide, "rule", _Widest(policy.rule))  # not by replace: only rules with a public name pass there
+    most = policy.n_candidates(geometry.n_blocks) or geometry.n_blocks
+    # Not by replace: only rules with a public name pass there.
+    object.__setattr__(wide, "rule", _Widest(policy.rule, most))
     ranked = backends.choose("auto", q).rank(q, k, wide, geometry, scale)
     group = q.shape[1] // ranked.order.shape[1]
     return dataclasses.replace(ranked, order=each_head(ranked.order, group), scores=each_head(ranked.scores, group))
@@ -230,7 +239,7 @@ def _places(q: Tensor, k: Tensor, kept: Selection, heads: slice, policy: Policy,
     counts = kept.counts[:, heads].long()
     margin = margins_at(ranked, counts)[0]
     free = (counts - ranked.forced[:, None])[0]
-    listed = (ranked.visible - ranked.forced)[:, None][0]  # [1, T]
+    listed = (ranked.order[0] < g.n_blocks).sum(-1)
     scores = ranked.scores[0].double()
     zero = scores.gather(-1, torch.minimum(free, listed - 1).clamp(0, scores.shape[-1] - 1)[..., None])
     best = scores[..., :1]

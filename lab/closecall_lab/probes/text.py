@@ -227,7 +227,7 @@ def _check(length: int, chains: Sequence[int], n_questions: int, where: str, act
             f"{n_entries} entries need as many keys and there are {capacity(active)}: ask for fewer chains or hops"
         )
     if length < 1:
-        raise ValueError(f"length must be positive, got {length}")
+        raise ValueError(f"a passage of {length} tokens holds nothing: ask for a longer context")
     return n_entries
 
 

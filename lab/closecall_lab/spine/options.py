@@ -84,6 +84,9 @@ def each(option: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     return values
 
 
+MOST = 2**31  # of anything that is counted: far more than a machine can do, and SQLite can store it
+
+
 def count(option: str) -> Callable[[str], int]:
     """Reads whole numbers from 1 up, `k` for 1024."""
 
@@ -91,6 +94,8 @@ def count(option: str) -> Callable[[str], int]:
         digits, factor = (text[:-1], 1024) if text[-1:].lower() == "k" else (text, 1)
         if not digits.isdigit() or int(digits) == 0:
             raise ValueError(f"{option} takes whole numbers from 1 up, like 128 or 32k, got {text!r}")
+        if int(digits) * factor > MOST:
+            raise ValueError(f"{option} takes whole numbers up to {MOST:,}, got {text!r}")
         return int(digits) * factor
 
     return read

@@ -69,6 +69,8 @@ def diagnose_options(parser: Parser) -> None:
 
 def run_diagnose(args: argparse.Namespace) -> None:
     samples = count("--samples")(args.samples)
+    if samples < 4 or samples % 2:  # two halves judge each other
+        raise ValueError(f"--samples takes an even number of at least 4, got {samples}")
     if args.report is not None:
         if args.model or args.task:
             raise ValueError("--report reads a dump and runs no model: drop --model and --task, or --report")

@@ -89,6 +89,12 @@ def run_tune(args: argparse.Namespace) -> None:
     if base.share == "group":
         raise ValueError("tune fits a budget for each query head, and under share='group' heads share: leave it out")
     grids, tiles = _grids(args.grids), [count("--tiles")(n) for n in args.tiles.split(",")]
+    n_tiles = -(-context // max(base.tile, *(tile for _, tile in grids)))
+    if max(tiles) >= n_tiles:
+        raise ValueError(
+            f"--tiles {max(tiles)} would protect all {n_tiles} tiles of a prompt of {context} tokens: protect fewer, "
+            "or take a longer --context"
+        )
     n_blocks = -(-context // base.block)
     unset = args.mean is None and args.target_kl is None and args.speedup is None
     goal = Goal(n_blocks / 8 if unset else args.mean, args.target_kl, args.speedup)
@@ -114,7 +120,7 @@ def run_tune(args: argparse.Namespace) -> None:
 
 
 def _grids(text: str) -> list[tuple[int, int]]:
-    found = [re.fullmatch(r"(\d+)/(\d+)", part.strip()) for part in text.split(",")]
+    found = [re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part.strip()) for part in text.split(",")]
     if not all(found):
         raise ValueError(f"--grids takes keys of a block / rows of a tile, such as 64/64,32/16, got {text!r}")
     return [(int(m[1]), int(m[2])) for m in found if m]

@@ -58,6 +58,11 @@ class Fit:
         wanted = float(np.minimum(mean, visible).sum())
         others, outer = visible, base.rule
         if isinstance(outer, LastTile) and last_reads_all(base):
+            if outer.tiles >= len(visible):
+                raise ValueError(
+                    f"{outer.tiles} protected tiles are all {len(visible)} that a prompt of this length has: protect "
+                    "fewer, or take a longer one"
+                )
             others = visible[: -outer.tiles]
             wanted -= float(visible[-outer.tiles :].sum())
             outer = dataclasses.replace(outer, pay=False)

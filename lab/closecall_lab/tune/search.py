@@ -7,6 +7,7 @@ are read better by it, in no more time.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,8 +38,8 @@ class Goal:
         wanted = [value for value in asdict(self).values() if value is not None]
         if len(wanted) != 1:
             raise ValueError(f"tuning takes one goal, a budget, a KL or a speed-up, got {len(wanted)}")
-        if wanted[0] <= 0:
-            raise ValueError(f"the goal must be above 0, got {wanted[0]:g}")
+        if not 0 < wanted[0] < math.inf:
+            raise ValueError(f"the goal must be a number above 0, got {wanted[0]:g}")
 
     def ladder(self, n_blocks: int, least: int) -> list[float]:
         """The mean budgets to try, in order: from few blocks up for a KL, from many down for a speed-up."""

@@ -21,7 +21,7 @@ from ..block_mass import (
     up,
     weight_above,
 )
-from ..checks import check_scale
+from ..checks import check_scale, check_tiles
 from ..geometry import Geometry
 from ..selection import Selection
 
@@ -151,8 +151,7 @@ def certify(
     >>> closecall.certify(q, k, v, selection).max_mass
     0.0
     """
-    if tiles is not None and (not isinstance(tiles, int) or tiles < 1):
-        raise ValueError(f"tiles must be a whole number of at least 1, or None for all of them, got {tiles!r}")
+    check_tiles(tiles)
     out, lse = attend(q, k, v, selection, scale=scale, backend=backend, softcap=softcap, return_lse=True)
     scale = check_scale(scale, q.shape[-1])
     g = selection.geometry

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from ..checks import is_whole
 from ..policy import Policy, as_policy
 from ..rules.base import Heads
 from ..triggers.calibrated import layer_numbers
@@ -63,9 +64,15 @@ def _choose_layers(layers: list[Layer], wanted: Sequence[int] | None, model: Any
     if wanted is None:
         return full
     known = {layer.index: layer for layer in full}
+    given: Any = wanted
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise TypeError(f"layers must be a list of layer numbers, such as [0, 1], got {given!r}")
+    wanted = list(given)
     if not wanted:
         raise ValueError(f"layers is empty: full-attention layers are {sorted(known)}")
     for index in wanted:
+        if not is_whole(index):
+            raise TypeError(f"layers must hold whole numbers, got {index!r}: full-attention layers are {sorted(known)}")
         if index not in known:
             kind = next((layer.kind for layer in layers if layer.index == index), None)
             what = f"is {kind}" if kind else "does not exist"
@@ -123,7 +130,7 @@ def attach(
     """
     if decode not in ("dense", "sparse"):
         raise ValueError(f"decode must be 'dense' or 'sparse', got {decode!r}")
-    if min_context is not None and (not isinstance(min_context, int) or min_context < 0):
+    if min_context is not None and (not is_whole(min_context) or min_context < 0):
         raise ValueError(f"min_context must be a whole number of keys, got {min_context!r}")
     chosen_policy = as_policy(policy)
     _check_model(model)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checks import check_prompt_len
+from ..checks import check_prompt_len, check_tiles, is_number
 from ..policy import Policy
 from ..selection import Selection
 from .forward import STATE, AttachedLayer, Settings, register
@@ -160,12 +160,14 @@ class Handle:
     def watch(self, see: Callable[[int, Selection], None] | None) -> None:
         """From now on, calls `see(layer, selection)` for every selection as it is made; None ends it."""
         if see is not None:
+            _must_be_callable("watch", see)
             self._must_be_attached("watch")
         self._settings.see = see
 
     def tap(self, see: Callable[[int, Call], None] | None) -> None:
         """From now on, calls `see(layer, call)` after every call, dense ones too, with its tensors; None ends it."""
         if see is not None:
+            _must_be_callable("tap", see)
             self._must_be_attached("tap")
         self._settings.tap = see
 
@@ -177,8 +179,9 @@ class Handle:
         longer than the attention itself, and ever longer with the context (see `closecall.certify`). A model's own
         attention sinks can only lower the loss.
         """
-        if eps is not None and not 0 <= eps <= 1:
+        if eps is not None and not (is_number(eps) and 0 <= eps <= 1):
             raise ValueError(f"eps must be in [0, 1], a share of the softmax mass, or None, got {eps!r}")
+        check_tiles(tiles)
         if eps is not None:
             self._must_be_attached("certify")
         self._settings.eps = eps
@@ -238,6 +241,11 @@ class Handle:
             number = layer.index if layer.index >= 0 else ""
             lines.append(f"  {number:>5}  {layer.name:<{width}}  {layer.kind:<13}  {done}")
         return "\n".join(lines)
+
+
+def _must_be_callable(what: str, see: object) -> None:
+    if not callable(see):
+        raise TypeError(f"{what} takes a function of (layer, what was seen), or None, got {type(see).__name__}")
 
 
 def _tensor_parallel_group(model: Any) -> str:

@@ -97,8 +97,10 @@ def load_model(
     >>> load_model("smollm2").model.config.num_attention_heads  # doctest: +SKIP
     9
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(f"load takes a model's name or a path, got {type(name).__name__}")
     name = os.fspath(name)
-    wanted = _dtype(dtype)
+    wanted = dtype_of(dtype)
     place = _device(device)
     transformers = need_transformers()
     with without_bars():
@@ -161,7 +163,8 @@ def fingerprint(model: Any, *, whole: bool = False) -> str:
     return digest.hexdigest() if whole else digest.hexdigest()[:12]
 
 
-def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+def dtype_of(given: torch.dtype | str | None) -> torch.dtype | None:
+    """The type that is meant; None for the one that the weights were saved in."""
     if given is None or isinstance(given, torch.dtype):
         return given
     if given not in DTYPES:

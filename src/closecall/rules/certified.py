@@ -18,7 +18,7 @@ from ..block_mass import (
     weight_above,
     weight_below,
 )
-from ..checks import is_number
+from ..checks import MOST, is_number, is_whole
 from ..ranking import Decision, Ranked, Source, margins_at
 from ..registry import Setting
 from .base import RULES, Rule
@@ -44,8 +44,10 @@ class Certified(Rule):
     def __post_init__(self) -> None:
         if not is_number(self.eps) or not 0 < self.eps < 1:
             raise ValueError(f"eps must be in (0, 1), a share of a row's softmax mass, got {self.eps!r}")
-        if not isinstance(self.max_budget, int) or isinstance(self.max_budget, bool) or self.max_budget < 1:
-            raise ValueError(f"max_budget must be a whole number of blocks, at least 1, got {self.max_budget!r}")
+        if not is_whole(self.max_budget) or not 1 <= self.max_budget <= MOST:
+            raise ValueError(
+                f"max_budget must be a whole number of blocks, at least 1 and at most {MOST:,}, got {self.max_budget!r}"
+            )
 
     def check(self, policy: Setting) -> None:
         if self.max_budget <= policy.most_forced:

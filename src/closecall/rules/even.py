@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import exact, is_number
 from ..ranking import Decision, Ranked, margins
 from .base import RULES, Rule
 
@@ -21,8 +20,7 @@ def spread(eligible: Tensor, sequence: Tensor, share: float) -> Tensor:
     first[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     before = torch.where(first, number - eligible.to(number.dtype), 0).cummax(1).values
     number = number - before  # 1 for the sequence's first eligible tile
-    exact = Fraction(str(share)).limit_denominator(10**9)  # integers: no rounding, no dependence on the device
-    p, q = exact.numerator, exact.denominator
+    p, q = exact(share).as_integer_ratio()  # integers: no rounding, no dependence on the device
     now, last = ((2 * n * p + q) // (2 * q) for n in (number, number - 1))
     return eligible & (now > last)
 

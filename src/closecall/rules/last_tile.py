@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import exact, is_number
 from ..geometry import from_end
 from ..placed import placed
 from ..ranking import Decision, Ranked, Source, margins_at
@@ -22,6 +20,7 @@ from .pooled import deal, later_first, sums
 from .topk import TopK
 
 DENSE = "dense"
+MOST_FACTOR = 10**6  # exact in int64, and more blocks than any tile sees
 TWICE = 2  # of what `rule` gives: as far as lists of kept blocks go for tiles that would read everything
 
 
@@ -71,8 +70,8 @@ class LastTile(Rule):
             raise ValueError(f"rule {self.name!r} would protect the last tile twice: give it another rule")
         if self.rule.tile_budget is None:
             raise ValueError(f"rule {self.rule.name!r} has no tile budget that the last tile could get more of")
-        if self.factor != DENSE and not (is_number(self.factor) and 1 <= float(self.factor) < math.inf):
-            raise ValueError(f"factor must be {DENSE!r} or a number of at least 1, got {self.factor!r}")
+        if self.factor != DENSE and not (is_number(self.factor) and 1 <= float(self.factor) <= MOST_FACTOR):
+            raise ValueError(f"factor must be {DENSE!r} or a number from 1 to {MOST_FACTOR:,}, got {self.factor!r}")
         if not isinstance(self.pay, bool):
             raise TypeError(f"pay must be True or False, got {self.pay!r}")
         if not isinstance(self.tiles, int) or isinstance(self.tiles, bool) or self.tiles < 1:
@@ -214,8 +213,8 @@ _last_on_host = functools.lru_cache(maxsize=64)(_find_last)
 
 
 @functools.lru_cache(maxsize=64)
-def _fraction(factor: float) -> Fraction:
-    return Fraction(str(factor)).limit_denominator(10**6)
+def _ratio(factor: float) -> tuple[int, int]:
+    return exact(factor, 10**6).as_integer_ratio()
 
 
 Counts = TypeVar("Counts", int, Tensor)
@@ -223,5 +222,5 @@ Counts = TypeVar("Counts", int, Tensor)
 
 def _part(counts: Counts, factor: float | str) -> Counts:
     """`factor` times as many, rounded down; in integers, so that 1.1 times 10 is 11."""
-    exact = _fraction(float(factor))
-    return counts * exact.numerator // exact.denominator
+    above, below = _ratio(float(factor))
+    return counts * above // below

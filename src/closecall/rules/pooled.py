@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..checks import is_number
+from ..checks import MOST, exact, is_number
 from ..ranking import Decision, Ranked, margins_at
 from ..registry import Setting, must_define, unknown
 from ..scorers.reductions import REDUCTIONS, Of
@@ -147,12 +147,12 @@ class Pooled(TopK):
     @property
     def least(self) -> int:
         """Blocks that every cell keeps."""
-        return math.floor(self.floor * self.tile_budget + 1e-9)
+        return math.floor(exact(self.floor) * self.tile_budget)
 
     @property
     def most(self) -> int:
         """Blocks that no cell exceeds, where it can choose."""
-        return math.floor(self.cap * self.tile_budget + 1e-9)
+        return min(math.floor(exact(self.cap) * self.tile_budget), MOST)
 
     def limit(self, n_blocks: int) -> int:
         return min(self.most, n_blocks)

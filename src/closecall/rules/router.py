@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..checks import is_number
+from ..checks import MOST, exact, is_number
 from ..ranking import Decision, Ranked, margins
 from ..registry import Setting
 from ..triggers.base import TRIGGERS, Trigger
@@ -66,14 +66,15 @@ class Router(TopK):
     @property
     def expanded_budget(self) -> int:
         """Blocks a triggered tile keeps; rounded down where rho is not whole, so that no tile exceeds rho times k."""
-        return math.floor(self.rho * self.tile_budget + 1e-9)
+        return min(math.floor(exact(self.rho) * self.tile_budget), MOST)
 
     @property
     def at_ranks(self) -> bool:
         return type(self) is Router
 
     def limit(self, n_blocks: int) -> int:
-        return min(self.expanded_budget, n_blocks)
+        nobody = self.q == 0 and self.trigger.takes_share  # is top-k, in the shape of its selection too
+        return min(self.tile_budget if nobody else self.expanded_budget, n_blocks)
 
     def decide(self, ranked: Ranked) -> Decision:
         margin = margins(ranked, self.tile_budget)

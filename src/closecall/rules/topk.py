@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
-from ..checks import is_number
+from ..checks import exact, is_number
 from ..ranking import Decision, Ranked, margins
 from .base import RULES, Rule
 
@@ -23,20 +24,22 @@ class TopK(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 1:
             raise ValueError(f"budget must be a whole number of blocks, at least 1, got {self.budget!r}")
-        product = self.tile_factor * self.budget if is_number(self.tile_factor) else math.nan
-        if not product >= 1 or not math.isfinite(product) or product != round(product):
-            raise ValueError(
-                f"tile_factor * budget must be a whole number of blocks, at least 1, "
-                f"got {self.tile_factor!r} * {self.budget} = {product!r}"
-            )
+        possible = is_number(self.tile_factor) and math.isfinite(self.tile_factor)
+        product = self._blocks(self.budget) if possible else Fraction(0)
+        if product < 1 or product.denominator > 1:
+            got = f"{self.tile_factor!r} * {self.budget}" + (f" = {float(product):g}" if possible else "")
+            raise ValueError(f"tile_factor * budget must be a whole number of blocks, at least 1, got {got}")
+
+    def _blocks(self, budget: int) -> Fraction:
+        return exact(self.tile_factor) * budget
 
     @property
     def tile_budget(self) -> int:
-        return round(self.tile_factor * self.budget)
+        return int(self._blocks(self.budget))
 
     def remedy(self, tile_budget: int) -> str:
-        budget = math.ceil(tile_budget / self.tile_factor)
-        while round(product := self.tile_factor * budget) != product:  # only whole tile budgets can be made
+        budget = math.ceil(tile_budget / exact(self.tile_factor))
+        while self._blocks(budget).denominator > 1:  # only whole tile budgets can be made
             budget += 1
         return f"use budget {budget} or more"
 

@@ -64,7 +64,7 @@ class PlaneScorer(Scorer):
     def row_scores(self, rows: Tensor, summary: tuple[Tensor, ...]) -> Tensor:
         best, *others = self._products(rows, summary)
         for other in others:
-            torch.maximum(best, other, out=best)
+            torch.fmax(best, other, out=best)  # a NaN has no say, as among rows
         return best
 
     def log_mass(self, rows: Tensor, summary: tuple[Tensor, ...], scale: float, n_keys: int) -> Tensor:
@@ -78,16 +78,17 @@ class PlaneScorer(Scorer):
 
 def _beside_outliers(keys: Tensor, planes: Planes, dtype: torch.dtype) -> Tensor:
     """`[..., blocks, vectors * D]` of `[..., blocks, keys, D]`. Of equally distant keys the earlier is more outlying; a
-    block too short for so many repeats its last one."""
+    block too short for so many repeats its last one. A NaN anywhere in a block makes all of it NaN."""
     n, outliers, shrink = keys.shape[-2], planes.outliers or 0, 1.0 if planes.shrink is None else planes.shrink
-    apart = (keys - keys.sum(-2, keepdim=True) / n).square().sum(-1).nan_to_num(nan=torch.inf)
+    apart = (keys - keys.sum(-2, keepdim=True) / n).square().sum(-1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     order = apart.sort(dim=-1, descending=True, stable=True).indices
     ordered = keys.gather(-2, order[..., None].expand_as(keys))
     others = ordered[..., min(outliers, n - 1) :, :]
     mean = others.sum(-2) / others.shape[-2]
     sides = [torch.lerp(mean, side, shrink) for side in (others.amax(-2), others.amin(-2))] if planes.box else [mean]
     stored = (ordered[..., min(i, n - 1), :] for i in range(outliers))
-    return torch.stack([*sides, *stored], -2).to(dtype).to(keys.dtype).flatten(-2)
+    made = torch.stack([*sides, *stored], -2).to(dtype).to(keys.dtype).flatten(-2)
+    return made.masked_fill(keys.isnan().flatten(-2).any(-1, keepdim=True), torch.nan)
 
 
 def box_scores(rows: Tensor, high: Tensor, low: Tensor) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ..checks import exact
 from ..registry import Component, Registry, must_define
 
 
@@ -20,8 +20,8 @@ def fixed_point(margin: Tensor) -> Tensor:
 
 def share(q: float, totals: Tensor) -> Tensor:
     """ceil(q * totals), exactly, for the decimal the user typed (0.07 * 100 is 7, not 8)."""
-    f = Fraction(str(q)).limit_denominator(10**9)  # keeps the product below within int64
-    count = (f.numerator * totals + f.denominator - 1) // f.denominator
+    above, below = exact(q).as_integer_ratio()
+    count = (above * totals + below - 1) // below
     return count.maximum(totals.clamp(max=1)) if q > 0 else count
 
 

@@ -72,6 +72,8 @@ WRONG = {
     "--model tiny --tasks probe-needle --executor rey": "unknown executor 'rey': did you mean 'ray'?",
     "--model tiny --tasks probe-needle --address here:1": "--address is a Ray cluster's",
     "--export out.csv": "no such store",
+    "--model probe --tasks probe-needle --contexts 99999999999999999999": "--contexts takes whole numbers up to",
+    "--model probe --tasks probe-needle --dtype fp8": "unknown dtype 'fp8': did you mean 'fp32'?",
 }
 
 

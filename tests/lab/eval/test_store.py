@@ -94,6 +94,14 @@ def test_runs_of_older_semantics_do_not_count(path: Path, monkeypatch: pytest.Mo
         assert store.known("m", "needle", 1024, 0, 0) == {}
 
 
+def test_reading_makes_no_store_of_an_empty_file(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(ValueError, match=r"is not a store of results \(it is empty\)"):
+        Store(path, create=False)
+    assert path.stat().st_size == 0
+
+
 @pytest.mark.parametrize("name", ["schema", "semantics"])
 def test_a_store_of_a_newer_version_is_refused(path: Path, name: str) -> None:
     with Store(path) as store:

@@ -100,6 +100,22 @@ def test_the_ranking_ends_where_the_selection_does(calls: dict[int, Call]) -> No
             assert int(mask[0, h, t].sum()) == int(free[0, h, t] + ranked.forced[0, t])
 
 
+def test_candidates_are_what_was_ranked(calls: dict[int, Call]) -> None:
+    """Blocks that are no candidates of a tile were given no place; the kept ones come first."""
+    policy = closecall.policy("topk", scorer="quest", budget=BUDGET, pool=8, candidates=2)
+    for call in calls.values():
+        seen = call.seen
+        kept = closecall.select(seen.q, seen.k, policy, scale=call.scale)
+        heads = slice(0, seen.q.shape[1] // seen.k.shape[1])
+        places, _ = look._places(seen.q[:, heads], seen.k[:, :1], kept, heads, policy, call.scale)
+        free = (kept.geometry.visible - kept.geometry.forced(policy.sinks))[0].numpy()
+        most = policy.n_candidates(seen.geometry.n_blocks)
+        assert (free > most).any()
+        assert (np.isfinite(places).sum(-1) == np.minimum(free, most)).all()
+        chosen = kept.kept_mask((0, heads)).numpy() & ~look.forced_mask(seen.geometry, policy.sinks)
+        assert np.isfinite(places[chosen]).all()
+
+
 def test_heads_that_share_are_shown_one_by_one(calls: dict[int, Call]) -> None:
     """One ranking of a KV head is that of each of its query heads."""
     policy = closecall.policy("auto", budget=BUDGET, share="group")
@@ -311,6 +327,8 @@ BAD = {
     "--prompt {here}/short.txt --policy toppk": "did you mean 'topk'?",
     "--prompt {here}/short.txt --policy topk,quest:block=32,budget=40": "laid over each other only on one grid",
     "--prompt {here}/short.txt --tokens -1": "--tokens takes a number of tokens",
+    "--task probe-needle --tokens -1": "--tokens takes a number of tokens",
+    "--prompt {here}/binary.txt": "is not UTF-8 text (invalid start byte at byte 4): convert it first",
     "--task probe-needle --answer teal": "brings its own question and answer",
     "--task probe-noodle": "did you mean 'probe-needle'?",
 }
@@ -319,6 +337,7 @@ BAD = {
 @pytest.mark.parametrize("arguments", BAD, ids=lambda text: text or "nothing")
 def test_bad_input_gets_a_sentence(arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "binary.txt").write_bytes(b"text\xff")
     (tmp_path / "short.txt").write_text(WORDS * 40)
     (tmp_path / "long.txt").write_text(WORDS * 7000)
     out = tmp_path / "page.html"

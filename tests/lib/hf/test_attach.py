@@ -128,6 +128,12 @@ def test_layers_that_are_not_there(name: str, wanted: list[int], says: str) -> N
     closecall.attach(families.model(name), SMALL).detach()
 
 
+@pytest.mark.parametrize("wanted", [0, "0", [1.0], (True,), torch.tensor([0, 1])])
+def test_layers_of_another_type(wanted: Any) -> None:
+    with pytest.raises(TypeError, match=r"layers must (be a list of layer numbers|hold whole numbers), .*got"):
+        closecall.attach(families.model("llama"), SMALL, layers=wanted)
+
+
 def test_a_budget_that_forced_blocks_use_up(model: Any) -> None:
     """Said before the first token, not when a chunk of a long prompt happens to start off the block grid."""
     policy = closecall.policy("topk", block=16, tile=64, budget=3)

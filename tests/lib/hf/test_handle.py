@@ -348,6 +348,20 @@ def test_what_needs_an_attached_model(model: Any, tmp_path: Path) -> None:
     handle.watch(None)
 
 
+def test_what_is_not_understood_is_refused_when_it_is_asked_for(model: Any) -> None:
+    """And not in the middle of the next prefill."""
+    with closecall.attach(model, SMALL) as handle:
+        for tiles in (0, "x", True):
+            with pytest.raises(ValueError, match=f"tiles must be a whole number of at least 1, .*, got {tiles!r}"):
+                handle.certify(0.1, tiles=tiles)
+        with pytest.raises(ValueError, match=r"eps must be in \[0, 1\], .*, got 'x'"):
+            handle.certify("x")
+        for ask in (handle.watch, handle.tap):
+            with pytest.raises(TypeError, match=r"(watch|tap) takes a function of .*, got int"):
+                ask(3)
+        model(tokens(1, 50))
+
+
 def test_certificates_of_a_sample_of_tiles(model: Any) -> None:
     """As many tiles as asked for, the last among them; with as many as there are, every row."""
     calls: list[Any] = []

@@ -228,7 +228,7 @@ def test_as_a_value() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "fragments"),
     [
-        ({"factor": 0.5}, ValueError, ["factor", "at least 1", "0.5"]),
+        ({"factor": 0.5}, ValueError, ["factor", "from 1 to 1,000,000", "0.5"]),
         ({"factor": "all"}, ValueError, ["factor", "'dense'", "'all'"]),
         ({"factor": math.inf}, ValueError, ["factor", "inf"]),
         ({"tiles": 0}, ValueError, ["tiles", "at least 1", "0"]),

@@ -258,7 +258,7 @@ def document(paths: Sequence[Path]) -> str:
     for path in paths:
         if not path.exists():
             raise ValueError(f"no such file: {path}. `closecall profile ... --out {path.parent}` makes one")
-        for record in Store(path).records:
+        for record in Store(path, remedy="name one that `closecall profile` made").records:
             cell, machine = record["cell"], record["machine"]
             if cell.get("what") not in ("model", "shape"):
                 raise ValueError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 from closecall.cli import Command, Commands, Parser
 
 from ...spine import figure, files
-from ...spine.options import count, counts, each, need, shared
+from ...spine.options import count, counts, each, need, output_dir, shared
 from ...spine.progress import say, written
 
 ABOUT = """\
@@ -109,8 +110,10 @@ def run(args: argparse.Namespace) -> None:
     from .quality import Findings, check_part, judge_all
 
     check_part(args.split)
-    if args.seconds < 0:
-        raise ValueError(f"--seconds must be at least 0, got {args.seconds!r}")
+    if not 0 <= args.seconds < math.inf:
+        raise ValueError(f"--seconds must be a number of at least 0, got {args.seconds!r}")
+    if args.out is not None:
+        output_dir("--out", args.out)
     asked = bool(args.models or args.tasks)
     if not asked and args.captured is None:
         raise ValueError("nothing to do: name --model and --tasks, or --captured")

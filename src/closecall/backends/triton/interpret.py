@@ -80,14 +80,14 @@ def _running(x: Any, axis: int) -> Any:
 
 
 # NumPy's maximum keeps NaN, a device's leaves it out.
-def _at_least(x: Any, floor: float) -> Any:
+def _larger(x: Any, y: Any) -> Any:
     import triton.language as tl
 
-    return tl.where(x > floor, x, floor)
+    return tl.where((x > y) | (y != y), x, y)
 
 
 _INSTEAD = {
-    "at_least": _at_least,
+    "larger": _larger,
     "running": _running,
     "largest": _largest,
     "smallest": _smallest,

@@ -16,7 +16,7 @@ import triton.language as tl
 
 import triton
 
-from .steps import at_least, largest, largest_int, rows_of, sides_of, summary_of, total
+from .steps import larger, largest, largest_int, rows_of, sides_of, summary_of, total
 
 # Below every score, even -inf: blocks that may not be ranked because the tile does not see them or must keep them.
 NEVER = tl.constexpr(-(2**31))
@@ -124,10 +124,10 @@ def turn_scores(q, at, real, q_n, q_d, x, low, high, top, share, summaries, bloc
             one = tl.exp2(tl.minimum(one * scale - top[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL))
             s = one if vector == 0 else s * ((BLOCK - VECTORS + 1.0) if vector == 1 else 1.0) + one
         else:
-            s = one if vector == 0 else tl.maximum(one, s, propagate_nan=tl.PropagateNan.ALL)
+            s = one if vector == 0 else larger(one, s)
     if MASS:
         # Of one vector all keys of a block have the mass, which is then a matter of the row.
-        s = at_least(s, 0.0) * (share * BLOCK if VECTORS == 1 else share)[None, :]  # NaN becomes 0
+        s = larger(s, 0.0) * (share * BLOCK if VECTORS == 1 else share)[None, :]  # NaN becomes 0
     elif SOFTMAX:
         s = s * scale - top[None, :]
     if MEAN and not MASS:  # whose shares of rows that are not there are 0

@@ -206,6 +206,6 @@ def summary_of(summaries, block, START: tl.constexpr, SLICE: tl.constexpr, WIDTH
 
 
 @triton.jit
-def at_least(x, floor):
-    """The larger of the two, which is the floor where x is NaN."""
-    return tl.maximum(x, floor)
+def larger(x, y):
+    """The larger of the two, which is the other one where one is NaN."""
+    return tl.maximum(x, y)

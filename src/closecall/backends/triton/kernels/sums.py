@@ -18,8 +18,8 @@ from .steps import (
     LN_2,
     LOG2_E,
     LOWEST,
-    at_least,
     count_listed,
+    larger,
     largest,
     largest_int,
     list_of,
@@ -81,13 +81,13 @@ def key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS: t
 def best_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS: tl.constexpr, KEYS: tl.constexpr,
                 DIM: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, BOX: tl.constexpr, VECTORS: tl.constexpr,
                 PLANES: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The largest over the vectors; NaN if one is."""
+    """The largest over the vectors; a NaN has no say."""
     s = row_scores(q, at, real, q_n, q_d, summary, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE, BOX, PLANES, SHIFT,
                    PRECISION, WIDE)  # fmt: skip
     for vector in range(1, VECTORS):
         one = key_scores(q, at, real, q_n, q_d, summary, vector, block, ok, plane, ROWS, KEYS, DIM, WIDTH, SLICE,
                          PLANES, PRECISION, WIDE)  # fmt: skip
-        s = tl.maximum(one, s, propagate_nan=tl.PropagateNan.ALL)
+        s = larger(one, s)
     return s
 
 
@@ -153,7 +153,7 @@ def added(s, ok, top, mass, keys, scale, most, UNIT: tl.constexpr):
 
     Times `scale` they are logits, and these times UNIT in base 2. NaN counts for nothing, infinity as `most`.
     """
-    s = tl.where(ok, at_least(s, -float("inf")), -float("inf"))
+    s = tl.where(ok, larger(s, -float("inf")), -float("inf"))
     higher = tl.maximum(top, tl.minimum(largest(s, 1) * scale, most))
     found = total(tl.exp2(tl.minimum(s * scale - higher[:, None], 0.0) * UNIT), 1) * keys
     return higher, mass * tl.exp2((top - higher) * UNIT) + found
@@ -250,7 +250,7 @@ def sums_kernel(
                 one = whole_scores(x, low, high, summaries, block, plane, vector, ROWS, KEYS, WIDTH, BOX, PLANES, SHIFT,
                                    PRECISION, WIDE)  # fmt: skip
                 if SOFTMAX:
-                    s = tl.maximum(one, s, propagate_nan=tl.PropagateNan.ALL)
+                    s = larger(one, s)
                 else:
                     top, mass = added(one, counts, top, mass, 1.0, scale, HUGE, 1.0)
             if SOFTMAX:
