@@ -7,7 +7,7 @@ examples are exchanged, with all that they scored at any budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,27 +76,54 @@ def bouts(settings: Sequence[Setting]) -> Iterator[Bout]:
                     yield Bout(setting, finding, rival, test)
 
 
-def counted(found: Sequence[Bout]) -> Table:
-    """A row for each model, policy and rival, over all tasks, contexts and budgets."""
+@dataclass(frozen=True)
+class Standing:
+    """A policy of a model against one rival, over all tasks, contexts and budgets."""
+
+    bouts: Sequence[Bout]
+    p: float
+    holm: float
+
+    @property
+    def first(self) -> Bout:
+        return self.bouts[0]
+
+    @property
+    def wins(self) -> int:
+        return sum(b.test.wins for b in self.bouts)
+
+    @property
+    def losses(self) -> int:
+        return sum(b.test.losses for b in self.bouts)
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, or nothing where the difference is no more than chance."""
+        return "" if self.holm >= ALPHA else "better" if self.wins > self.losses else "worse"
+
+
+def over_all(found: Iterable[Bout]) -> list[Standing]:
     together: dict[tuple[str, str, str], list[Bout]] = {}
     for bout in found:
         together.setdefault((bout.setting.model, str(bout.finding.spec), bout.rival), []).append(bout)
     raw = [_over_all(listed) for listed in together.values()]
-    rows = [
-        {"bouts": listed, "first": listed[0], "p": p, "holm": holm}
-        for listed, p, holm in zip(together.values(), raw, statistics.holm(raw), strict=True)
-    ]
+    return [Standing(*row) for row in zip(together.values(), raw, statistics.holm(raw), strict=True)]
+
+
+def counted(found: Sequence[Bout]) -> Table:
+    """A row for each model, policy and rival, over all tasks, contexts and budgets."""
+    rows = over_all(found)
     columns = (
         Column("model", "first.setting.model", left=True),
         Column("policy", "first.finding.spec", left=True),
         Column("against", "first.against", left=True),
-        Column("cells", lambda r: len(r["bouts"])),
-        Column("better in", lambda r: sum(b.verdict == "better" for b in r["bouts"])),
-        Column("worse in", lambda r: sum(b.verdict == "worse" for b in r["bouts"])),
-        Column("only policy", lambda r: sum(b.test.wins for b in r["bouts"])),
-        Column("only other", lambda r: sum(b.test.losses for b in r["bouts"])),
-        Column("p over all", lambda r: p_text(r["p"])),
-        Column("Holm", lambda r: p_text(r["holm"])),
+        Column("cells", lambda r: len(r.bouts)),
+        Column("better in", lambda r: sum(b.verdict == "better" for b in r.bouts)),
+        Column("worse in", lambda r: sum(b.verdict == "worse" for b in r.bouts)),
+        Column("only policy", "wins"),
+        Column("only other", "losses"),
+        Column("p over all", lambda r: p_text(r.p)),
+        Column("Holm", lambda r: p_text(r.holm)),
     )
     notes = [
         f"A cell is a task, context and budget. better in, worse in: cells with a Holm-corrected p below {ALPHA:g}.",

@@ -8,22 +8,24 @@ from collections.abc import Sequence
 
 from ..eval.spec import Spec
 from ..eval.summary import Variant
-from ..spine.numbers import plural, size
+from ..spine.numbers import p_text, plural, size
 from .gather import DENSE, Finding, Gathered, Setting, Texts, budget_text
-from .standings import bouts
+from .standings import Standing, bouts, over_all
 
 
 def verdict(gathered: Gathered) -> list[str]:
     """Sums a store up in at most four lines for each model, and one about remarks."""
     lines: list[str] = []
+    together = over_all(bouts([s for model in gathered.models for s in gathered.of(model)]))
     for model in gathered.models:
         settings, read = gathered.of(model), gathered.texts_of(model)
-        lines += (_model(model, settings) if settings else []) + ([_texts(model, read)] if read else [])
+        mine = [s for s in together if s.first.setting.model == model]
+        lines += (_model(model, settings, mine) if settings else []) + ([_texts(model, read)] if read else [])
     remarks = sum(len(place.notes) for place in gathered.places)
     return lines + ([f"{plural(remarks, 'remark')} on what is missing or odd: see the page."] if remarks else [])
 
 
-def _model(model: str, settings: Sequence[Setting]) -> list[str]:
+def _model(model: str, settings: Sequence[Setting], together: Sequence[Standing]) -> list[str]:
     settings = [s for s in settings if s.findings]
     if not settings:
         return [f"{model}: no example was run by all policies, so there is nothing to compare."]
@@ -36,7 +38,7 @@ def _model(model: str, settings: Sequence[Setting]) -> list[str]:
     return [
         asked + (f"; dense answers {statistics.fmean(dense):.0%}" if dense else "; dense was not run"),
         *_closest(settings),
-        _tests(settings),
+        _tests(settings, together),
     ]
 
 
@@ -84,8 +86,8 @@ def _closest(settings: Sequence[Setting]) -> list[str]:
     return [f"Closest to dense: {best[0].label} keeps {recall:.0%} of its answers, {read}."]
 
 
-def _tests(settings: Sequence[Setting]) -> str:
-    """Pairs of policies that differ beyond chance, the most frequent first."""
+def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
+    """Pairs of policies that differ beyond chance, the most frequent first; over all settings where in none of them."""
     counted: dict[tuple[str, str, str], int] = defaultdict(int)
     tested: dict[tuple[str, str], int] = defaultdict(int)
     for bout in bouts(settings):
@@ -96,9 +98,14 @@ def _tests(settings: Sequence[Setting]) -> str:
         if bout.verdict:
             counted[(*pair, bout.verdict)] += 1
     if not counted:
-        return (
-            "Tests, Holm-corrected: no policy differs from another beyond chance." if tested else "Nothing was tested."
-        )
+        if not tested:
+            return "Nothing was tested."
+        whole = [s for s in together if s.verdict and s.first.rival != "dense"]
+        if not whole:
+            return "Tests, Holm-corrected: no policy differs from another beyond chance."
+        pairs = [f"{s.first.finding.spec} is {s.verdict} than {s.first.against} (p {p_text(s.holm)})" for s in whole]
+        more = f", and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
+        return f"Tests, Holm-corrected: beyond chance in no single setting, but over all {'; '.join(pairs[:3])}{more}."
     listed = sorted(counted.items(), key=lambda item: -item[1])[:3]
     said = [f"{a} is {how} than {b} in {n} of {tested[a, b]}" for (a, b, how), n in listed]
     more = f", and {len(counted) - 3} more pairs" if len(counted) > 3 else ""

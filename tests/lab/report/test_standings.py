@@ -15,6 +15,7 @@ from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, tables
 from closecall_lab.report.gather import Gathered, gather, rivals
+from closecall_lab.report.verdict import verdict
 
 # Two contexts of the same task: at 4K the router wins where it differs, at 8K it loses; two budgets at 8K.
 AT_4K = {
@@ -106,6 +107,22 @@ def test_where_questions_share_contexts_these_are_exchanged(tmp_path: Path) -> N
     text = tables.policies(setting).text()
     assert any("0.125 (0.125)" in line for line in text.splitlines() if line.startswith("router "))
     assert "by exchanging whole contexts" in text
+
+
+def test_what_only_all_cells_together_show_is_said(tmp_path: Path) -> None:
+    """Four contexts of each of two tasks: no exchange of four can reach 0.05, one of eight does."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for task in ("niah-single", "niah-multikey"):
+            add(store, ["1" * 8] * 4, policy="router", budget=8, task=task)
+            add(store, ["0" * 8] * 4, policy="topk", budget=8, task=task)
+        found = gather(store)
+    assert all(bout.verdict == "" for bout in standings.bouts(found.settings))
+    (line,) = [line for line in verdict(found) if line.startswith("Tests")]
+    said = (
+        "Tests, Holm-corrected: beyond chance in no single setting, but over all router is better than topk (p 0.008)."
+    )
+    assert line == said
 
 
 def test_the_command_leaves_a_page_to_include(tmp_path: Path, stored: Path, found: Gathered) -> None:
