@@ -27,7 +27,9 @@ REAL   := $(foreach s,$(filter-out quest,$(SCORERS)) true-mass,topk-on-$s) \
 	  $(foreach r,fill top-p max-ratio,$r-on-quest:aggregate=mass $r-on-$(PLANES)$(,)aggregate=mass)
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
-CODER  := code-function:bare=yes,code-constant,niah-multikey:keys=16,questions=8,haystack=manuals
+CODE   := code-function:bare=yes,code-constant
+CODER  := $(CODE),niah-multikey:keys=16,questions=8,haystack=manuals
+FIRST  := auto:factor=2,give=0.5
 TEXTS  := text:kind=code,text:kind=manuals,text:kind=docstrings,text:kind=licences,text:kind=json
 MAIN   := dense,quest,router-on-quest,router-on-quest/matched,auto
 DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would take ten times as long
@@ -41,11 +43,13 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	mkdir -p $R && cp -n research/results/stores/*.db $R/
 	$(BIN)/closecall get qwen2.5-coder-1.5b
 	$(BIN)/closecall get gemma-3-270m
-	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 8 --n 4 --policies $(MAIN)
-	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 8 --n 4 --policies $(FIVE),auto --controls
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(MAIN)
+	$(QWEN) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 2 --policies quest,router-on-quest,auto,tuned:qwen2.5-coder-1.5b
+	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 33 --n 2 --policies $(MAIN)
+	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 33 --n 1 --policies $(MAIN)
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 16 --n 6 --policies $(MAIN)
 	$(QWEN) --tasks $(CODER) --contexts 16k --budgets 16 --n 2 --policies $(MAIN)
-	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN)
-	$(QWEN) --tasks $(CODER) --contexts 8k --budgets 16 --n 4 --policies $(MAIN)
 	$(QWEN) --tasks $(TEXTS) --contexts 8k,16k --budgets 4,8,16 --n 1 --policies quest,router-on-quest,auto
 	$(BIN)/closecall compare capture --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --save-as bf16 --contexts 8k --n 2 --layers 0,3,6,9,12,15,18,21,24,27 \
 	  --tasks code-function:bare=yes,niah-multikey:keys=16,haystack=manuals --out $R/capture-qwen
@@ -85,6 +89,9 @@ results: $(READY)  ## Every other panel of docs/results.md, into out/results (ma
 	  --policies quest,$(HALF),topk-on-true-max:tile_factor=1,topk-on-true-mass:tile_factor=1 --store $R/ring.db --out $R/half-oracles
 	$(BIN)/closecall compare --split final --against quest --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 12 --seconds 0 \
 	  --policies quest,$(HALF),$(HALF),tiles=8 --store $R/ring.db --out $R/half
+	$(BIN)/closecall compare --split final --against $(FIRST) --models $(PROBES) --tasks $(ASKED) --contexts 8k --budgets 4 --n 12 --seconds 0 \
+	  --policies auto,$(FIRST) --store $R/ring.db --out $R/editions-8k
+	$(BIN)/closecall eval --model probe:qwen2 --tasks $(ASKED) --contexts 16k,32k --budgets 33 --n 4 --policies dense,auto --store $R/default.db
 	$(BIN)/closecall compare capture --model smollm2 --tasks $(KINDS) --contexts 4k --n 4 --save-as bf16 --max-gb 30 --out $R/capture
 	$(RING) --split choose --captured $R/capture --policies quest,auto,$(BARE),auto:factor=dense,give=0.2,$(DENSER) --budgets 4 --seconds 0 --out $R/captured-choose
 	$(BIN)/closecall compare --split choose --against quest --captured $R/capture --budgets 4 --seconds 0 --out $R/captured-grid \
