@@ -22,6 +22,7 @@ from .rules.base import RULES, Rule
 from .scorers.base import SCORERS, Scorer
 from .scorers.reductions import REDUCTIONS, Reduction
 from .triggers.base import TRIGGERS, Trigger
+from .tuned import tuned_path
 
 JSON_VERSION = 1
 
@@ -91,10 +92,8 @@ class Policy:
         numbers = {"block": 1, "tile": 1, "pool": 1, "sinks": 0} | dict.fromkeys(NEED_A_POOL, 0)
         for field, least in numbers.items():
             value = getattr(self, field)
-            if not is_whole(value) or value < least:
-                raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
-            if value > MOST:
-                raise ValueError(f"{field} must be at most {MOST:,}, got {value!r}")
+            if not is_whole(value) or not least <= value <= MOST:
+                raise ValueError(f"{field} must be a whole number of at least {least}, at most {MOST:,}, got {value!r}")
         if self.tile % self.pool:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
         if self.pool == 1:  # no tile is pooled, and policies that mean the same are equal
@@ -396,10 +395,7 @@ def policy(name: str, **overrides: Any) -> Policy:
     True
     """
     if not isinstance(name, str):
-        raise TypeError(
-            f"policy takes a name or text such as 'auto:budget=8', got {type(name).__name__}: a closecall.Policy goes "
-            "to select, attention or attach as it is"
-        )
+        raise TypeError(f"policy takes a name or text such as 'auto:budget=8', got {type(name).__name__}")
     if ":" in name or name.endswith(".json"):
         if overrides:
             raise ValueError(
@@ -411,15 +407,6 @@ def policy(name: str, **overrides: Any) -> Policy:
     scorer, rule, own = _compose(name, overrides)
     _check_used(name, overrides, scorer, rule, own)
     return Policy(scorer, rule, **own)
-
-
-def tuned_path(model: str) -> Path:
-    """The file of the policy that we tuned to a model."""
-    there = {path.stem: path for path in (Path(__file__).parent / "tuned").glob("*.json")}
-    if model not in there:
-        known = f"there are {', '.join(sorted(there))}" if there else "there are none yet"
-        raise ValueError(f"no policy was tuned to {model!r}: {known}; `closecall tune --model {model}` makes one")
-    return there[model]
 
 
 def parse(text: str) -> Policy:

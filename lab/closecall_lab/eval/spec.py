@@ -16,13 +16,14 @@ from closecall.checks import is_number
 from closecall.overrides import split as split_overrides
 from closecall.overrides import value as read_value
 from closecall.overrides import write as write_value
-from closecall.policy import FILE, GIVEN, TUNED, Policy, accepted, parts_of, policy, tuned_path
+from closecall.policy import FILE, GIVEN, TUNED, Policy, accepted, parts_of, policy
 from closecall.registry import Component, unknown
 from closecall.rules.base import RULES, Rule
 from closecall.rules.router import Router
 from closecall.rules.topk import TopK
 from closecall.triggers.base import TRIGGERS
 from closecall.triggers.quantile import Quantile
+from closecall.tuned import tuned_path
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
