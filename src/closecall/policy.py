@@ -92,8 +92,10 @@ class Policy:
         numbers = {"block": 1, "tile": 1, "pool": 1, "sinks": 0} | dict.fromkeys(NEED_A_POOL, 0)
         for field, least in numbers.items():
             value = getattr(self, field)
-            if not is_whole(value) or not least <= value <= MOST:
-                raise ValueError(f"{field} must be a whole number of at least {least}, at most {MOST:,}, got {value!r}")
+            if not is_whole(value) or value < least:
+                raise ValueError(f"{field} must be a whole number of at least {least}, got {value!r}")
+            if value > MOST:
+                raise ValueError(f"{field} must be at most {MOST:,}, got {value!r}")
         if self.tile % self.pool:
             raise ValueError(f"pool = {self.pool} must divide the tile of {self.tile} rows")
         if self.pool == 1:  # no tile is pooled, and policies that mean the same are equal

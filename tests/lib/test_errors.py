@@ -182,7 +182,7 @@ def test_another_type_is_named(call: Any, says: str) -> None:
 
 @pytest.mark.parametrize("changes", [{"sinks": 10**30}, {"block": 10**30}, {"pool": 8, "unpooled": 2**31}])
 def test_numbers_that_no_table_holds(changes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"(sinks|block|unpooled) must be .* at most 2,147,483,647, got \d+"):
+    with pytest.raises(ValueError, match=r"(sinks|block|unpooled) must be at most 2,147,483,647, got \d+"):
         closecall.policy("topk", **changes)
 
 
