@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 from ..checks import is_whole
@@ -67,17 +68,17 @@ def _choose_layers(layers: list[Layer], wanted: Sequence[int] | None, model: Any
     given: Any = wanted
     if not isinstance(given, Iterable) or isinstance(given, str):
         raise TypeError(f"layers must be a list of layer numbers, such as [0, 1], got {given!r}")
-    wanted = list(given)
-    if not wanted:
+    numbers: list[Any] = list(given)
+    if not numbers:
         raise ValueError(f"layers is empty: full-attention layers are {sorted(known)}")
-    for index in wanted:
-        if not is_whole(index):
+    for index in numbers:
+        if isinstance(index, bool) or not isinstance(index, Integral):  # NumPy's whole numbers will do
             raise TypeError(f"layers must hold whole numbers, got {index!r}: full-attention layers are {sorted(known)}")
         if index not in known:
             kind = next((layer.kind for layer in layers if layer.index == index), None)
             what = f"is {kind}" if kind else "does not exist"
             raise ValueError(f"layers: layer {index} {what}; full-attention layers are {sorted(known)}")
-    return [known[index] for index in dict.fromkeys(wanted)]
+    return [known[index] for index in dict.fromkeys(numbers)]
 
 
 def _check_budget(policy: Policy) -> None:

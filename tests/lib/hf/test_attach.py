@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -126,6 +127,11 @@ def test_layers_that_are_not_there(name: str, wanted: list[int], says: str) -> N
     with pytest.raises(ValueError, match=says):
         closecall.attach(families.model(name), SMALL, layers=wanted)
     closecall.attach(families.model(name), SMALL).detach()
+
+
+def test_layers_of_numpy() -> None:
+    with closecall.attach(families.model("llama"), SMALL, layers=np.arange(2)) as handle:
+        assert str(handle).count("  sparse") == 2
 
 
 @pytest.mark.parametrize("wanted", [0, "0", [1.0], (True,), torch.tensor([0, 1])])
