@@ -118,28 +118,50 @@ def address(model: str, example: str, policy: str) -> str:
 
 
 class Store:
-    """An open store. Also a context manager."""
+    """An open store. Also a context manager.
+
+    With `create=False` it is there to be read: no byte of the file changes, and no file appears beside it.
+    """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
+        self._stamp: tuple[int, int] | None = None  # of a file that must not change while it is read
         if self.path.is_dir():
             raise ValueError(f"{self.path} is a directory: a store is one file")
         if not create and not self.path.exists():
             raise ValueError(f"no such store: {self.path}. `closecall eval --store {self.path} ...` makes one")
-        if not create and not self.path.stat().st_size:  # SQLite would make a database of it
-            raise ValueError(f"{self.path} is not a store of results (it is empty): choose another file")
         with self._explained():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+            self.connection = self._to_write() if create else self._to_read()
         try:
             with self._explained():
-                self._prepare()
+                tables = self._check_versions()
+                if create:
+                    self._prepare()
+                elif not tables:
+                    raise ValueError(f"{self.path} is not a store of results (it is empty): choose another file")
         except BaseException:
             self.connection.close()
             raise
 
+    def _to_write(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+
+    def _to_read(self) -> sqlite3.Connection:
+        """Opens the file as it is.
+
+        While somebody writes, or after a kill, the last results are in a log beside it, and SQLite reads both under its
+        locks. Without a log the file is complete. SQLite would still make a log and an index of it, also to read only,
+        unless it is told that the file never changes; `_undisturbed` sees to it that this was true.
+        """
+        file = self.path.resolve()  # a log lies beside the file, not beside a link to it
+        stamp, log = _stamp(file), file.with_name(f"{file.name}-wal")
+        logged = log.exists() and log.stat().st_size > 0
+        self._stamp = None if logged else stamp
+        uri = f"{file.as_uri()}?mode=ro{'' if logged else '&immutable=1'}"
+        return sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)
+
     def _prepare(self) -> None:
-        self._check_versions()
         for left in range(100, -1, -1):  # SQLite does not wait for its lock when the journal's kind changes
             try:
                 self.connection.execute("PRAGMA journal_mode = WAL")
@@ -155,7 +177,8 @@ class Store:
             for name, value in (("schema", SCHEMA), ("semantics", SEMANTICS)):
                 self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
-    def _check_versions(self) -> None:
+    def _check_versions(self) -> set[str]:
+        """The file's tables, if they are a store's and none is too new."""
         tables = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "meta" not in tables:
             raise ValueError(f"{self.path} is a database of something else: choose another file")
@@ -166,13 +189,15 @@ class Store:
                     f"{self.path} was written by a newer closecall ({name} version {versions[name]}, ours is {ours}): "
                     "upgrade closecall, or use another store"
                 )
+        return tables
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """SQLite's complaints in our words."""
         safe = "what is stored is safe, and the same command goes on from there"
         try:
-            yield
+            with self._undisturbed():
+                yield
         except sqlite3.OperationalError as error:
             text = str(error)
             if "full" in text:
@@ -188,6 +213,15 @@ class Store:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"{self.path} cannot be used: {error.strerror or error}") from error
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """What was read without locks counts only if nobody wrote into the file meanwhile."""
+        try:
+            yield
+        finally:
+            if self._stamp is not None and self._stamp != _stamp(self.path):
+                raise StoreError(f"{self.path} was written while it was read: run the same command again")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -279,6 +313,11 @@ class Store:
     def count(self) -> int:
         with self._explained():
             return int(self.connection.execute("SELECT count(*) FROM cells").fetchone()[0])
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 def _select(**where: str | int | None) -> tuple[str, list[str | int]]:

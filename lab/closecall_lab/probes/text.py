@@ -53,6 +53,14 @@ def _bounds(pattern: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]
 _BOUNDS = {length: _bounds(pattern) for length, pattern in PATTERNS.items()}
 
 
+class TooShortError(ValueError):
+    """A passage cannot hold what it is to hold. With so many tokens more (`missing`) it could."""
+
+    def __init__(self, message: str, missing: int) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
 @dataclass(frozen=True)
 class Question:
     """One question, its answer, and where the answer stands.
@@ -163,9 +171,10 @@ def passage(
     between = [max(0, APART - n) for n in asking[:-1]] if where == "row" else []
     room -= QUESTION if where == "end" else sum(asking) + sum(between)
     if room < 0:
-        raise ValueError(
+        raise TooShortError(
             f"length {length} is too short for {n_entries} entries and {n_questions} questions: at least "
-            f"{length - room} tokens are needed. Give more length or fewer keys"
+            f"{length - room} tokens are needed. Give more length or fewer keys",
+            -room,
         )
     n_values = _pool(len(VALUES), active)
     keys = SPANS["key"][0] + rng.permutation(capacity(active))[:n_entries]
@@ -226,8 +235,6 @@ def _check(length: int, chains: Sequence[int], n_questions: int, where: str, act
         raise ValueError(
             f"{n_entries} entries need as many keys and there are {capacity(active)}: ask for fewer chains or hops"
         )
-    if length < 1:
-        raise ValueError(f"a passage of {length} tokens holds nothing: ask for a longer context")
     return n_entries
 
 

@@ -43,21 +43,35 @@ def _model(model: str, settings: Sequence[Setting], together: Sequence[Standing]
 
 
 def _texts(model: str, found: Sequence[Texts]) -> str:
-    """The policy with the least mean KL, of those that read as many texts as any."""
-    kl: dict[Variant, list[float]] = defaultdict(list)
+    """The policy with the least mean KL, of those that read the most texts, and the same ones."""
+    kl: dict[Variant, dict[str, float]] = defaultdict(dict)
+    kept: dict[Variant, list[float]] = defaultdict(list)
     for texts in found:
         for variant, by_text in texts.kl.items():
-            if variant[1]:
-                kl[variant] += by_text.values()
+            if _sparse(variant):
+                kl[variant] |= by_text
+                kept[variant] += [texts.lines[variant].kept_fraction] * len(by_text)
     if not kl:
         read = sum(len(next(iter(texts.kl.values()), ())) for texts in found)
         return f"{model}: {plural(read, 'text')} read by dense only."
-    most = max(map(len, kl.values()))
-    said = f"{model}: {plural(most, 'text')} read"
-    everywhere = {v: statistics.fmean(values) for v, values in kl.items() if len(values) == most}
-    policy, budget = min(everywhere, key=lambda v: everywhere[v])
-    name = f"{policy}, {budget_text(Spec.parse(policy), budget)}"
-    return f"{said}; nearest to dense: {name}, with a mean KL of {everywhere[policy, budget]:.4f}."
+    by_texts: dict[frozenset[str], list[Variant]] = defaultdict(list)
+    for variant, by_text in kl.items():
+        by_texts[frozenset(by_text)].append(variant)
+    same = max(by_texts, key=lambda read: (len(read), len(by_texts[read])))
+    mean = {v: statistics.fmean(kl[v].values()) for v in by_texts[same]}
+    best = min(mean, key=lambda v: mean[v])
+    said = f"{model}: {plural(len(same), 'text')} read; nearest to dense: {_name(best)}, with a mean KL of"
+    return f"{said} {mean[best]:.4f}, reading {statistics.fmean(kept[best]):.0%} of the blocks."
+
+
+def _sparse(variant: Variant) -> bool:
+    return Spec.parse(variant[0]).preset != "dense"
+
+
+def _name(variant: Variant) -> str:
+    """The policy and its budget; a policy without one, as a tuned one is, has its name alone."""
+    policy, budget = variant
+    return f"{policy}, {budget_text(Spec.parse(policy), budget)}" if budget else policy
 
 
 def _range(values: Sequence[int]) -> str:
@@ -69,7 +83,7 @@ def _closest(settings: Sequence[Setting]) -> list[str]:
     paired: dict[tuple[str, int], list[Finding]] = defaultdict(list)
     for s in settings:
         for f in s.findings:
-            if f.line.budget and not f.spec.control and f.paired is not None and f.paired.n:
+            if _sparse(f.variant) and not f.spec.control and f.paired is not None and f.paired.n:
                 paired[f.variant].append(f)
     everywhere = {v: fs for v, fs in paired.items() if len(fs) == max(map(len, paired.values()))}
     if not everywhere:

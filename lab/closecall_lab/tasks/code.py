@@ -164,7 +164,7 @@ class Code(Generated):
             return f"{head}{body}\n```\n\n", moved(spans, len(head))
 
         meta = {"depths": depths, **corpora.corpus("code").facts}
-        return fill(str(self), text, asks, room, context, key, 0, shared=True, meta=meta)
+        return fill(str(self), text, asks, room, context, key, 0, shared=True, meta=meta, fewer="questions")
 
 
 def _shuffled(listed: Sequence[Function], chance: random.Random) -> list[Function]:

@@ -76,9 +76,10 @@ def fill(
     *,
     shared: bool,
     meta: Mapping[str, JSON],
+    fewer: str = "needles",
 ) -> Example:
     """The example that fills the context. `text(n, words)` is its text with n pieces and so many words to fill a gap,
-    and the spans that the questions' gold counts in."""
+    and the spans that the questions' gold counts in. `fewer` is what to ask for less of if the context is too small."""
     continued = [room.shared("x", ask.question, ask.said(room))[1] for ask in asks] if shared else []
     if shared:
         made = (Question(ask.answers, ask=words) for ask, words in zip(asks, continued, strict=True))
@@ -103,7 +104,7 @@ def fill(
         of_them = f", {max_new_tokens} of them for the longest question and its answer" if shared else ""
         raise ValueError(
             f"task {task!r} needs a context of at least {least + max_new_tokens} tokens{of_them}, got {context}: "
-            f"give more, or ask for fewer needles"
+            f"give more, or ask for fewer {fewer}"
         )
     n = most(size, target)
     words = most(partial(size, n), target, guess=target - size(n))

@@ -11,7 +11,7 @@ import random
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..probes import text
 from ..probes.words import IDS, VOCABULARY
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Generated):
+    fewer: ClassVar[str]  # what to ask for less of where the context is too short
+
     @property
     @abstractmethod
     def where(self) -> text.Where: ...
@@ -47,7 +49,14 @@ class Probe(Generated):
         _check_words(room.tokenizer)
         at_end = self.where == "end"
         tokens = 0 if self.forced else self.answer_tokens
-        made = self.passage(_generator(key), context - (self.answer_tokens - 1 if at_end and self.forced else tokens))
+        answer = self.answer_tokens - 1 if at_end and self.forced else tokens
+        try:
+            made = self.passage(_generator(key), context - answer)
+        except text.TooShortError as error:  # by the length of the passage, which nobody typed
+            raise ValueError(
+                f"task {str(self)!r} needs a context of at least {context + error.missing} tokens, got {context}: "
+                f"give more, or ask for fewer {self.fewer}"
+            ) from None
         prompt = made.prompt_text(made.questions[0]) if at_end else made.text
         if at_end and self.forced:
             prompt += " " + text.words(made.questions[0].answer)
@@ -79,6 +88,7 @@ class ProbeNeedle(Probe):
     With more `questions` than one, so many are asked for in a row at the end, one in every 64 tokens, teacher-forced.
     """
 
+    fewer: ClassVar[str] = "keys"
     keys: int = 24
     questions: int = 1
 
@@ -120,6 +130,7 @@ class ProbeChase(Probe):
     along the way. One at the end can also be generated: `generate`.
     """
 
+    fewer: ClassVar[str] = "hops or chains"
     hops: int = 3
     chains: int = 6
     generate: bool = False

@@ -39,6 +39,11 @@ class Text(BaseTask):
     ) -> Iterator[Example]:
         """As many as the texts give, up to n. None shares a file with another."""
         check_counts(context, n, seed)
+        if context < 2:
+            raise ValueError(
+                f"task {str(self)!r} needs a context of at least 2 tokens, one to read and one to predict, "
+                f"got {context}: give more"
+            )
         corpus = corpora.of_files(self.files) if self.files else corpora.corpus(self.kind)
         listed = list(corpus.texts)
         random.Random(f"{self}/seed{seed}").shuffle(listed)

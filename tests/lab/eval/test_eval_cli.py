@@ -73,6 +73,8 @@ WRONG = {
     "--model tiny --tasks probe-needle --address here:1": "--address is a Ray cluster's",
     "--export out.csv": "no such store",
     "--model probe --tasks probe-needle --contexts 99999999999999999999": "--contexts takes whole numbers up to",
+    "--model probe --tasks probe-needle --contexts 1": "'probe-needle' needs a context of at least 102 tokens, got 1: ",
+    "--model probe --tasks text --contexts 1": "task 'text' needs a context of at least 2 tokens",
     "--model probe --tasks probe-needle --dtype fp8": "unknown dtype 'fp8': did you mean 'fp32'?",
 }
 

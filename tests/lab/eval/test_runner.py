@@ -140,7 +140,7 @@ def wait_for_rows(path: Path, least: int) -> int:
                 with Store(path, create=False) as store:
                     if (count := store.count()) >= least:
                         return count
-            except OSError:  # not made yet
+            except (OSError, ValueError):  # not made yet, or empty
                 pass
         time.sleep(0.02)
 
@@ -185,7 +185,7 @@ def test_two_processes_give_the_same_and_tell_what_goes_wrong_in_them(whole: Pat
     assert results(tmp_path / "two.db") == results(whole)
 
     too_short = grid_of(tiny, contexts=(16,), tasks=("probe-needle",), n=1)  # no room for a single needle
-    with Store(tmp_path / "none.db") as store, pytest.raises(ValueError, match=r"length 1[46] is too short"):
+    with Store(tmp_path / "none.db") as store, pytest.raises(ValueError, match="at least 102 tokens, got 16"):
         runner.run_model(too_short, store, workers)
     workers.processes.pop(next(iter(workers.processes))).join()  # the first one got the only job, and ended with it
 

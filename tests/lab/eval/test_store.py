@@ -102,6 +102,84 @@ def test_reading_makes_no_store_of_an_empty_file(path: Path) -> None:
     assert path.stat().st_size == 0
 
 
+def read(path: Path) -> None:
+    """Reads all there is, with nothing beside the file at any time."""
+    there = sorted(path.parent.iterdir())
+    with Store(path, create=False) as store:
+        assert [row.run for row in store.rows()] == [run_of()]
+        assert store.count() == 1
+        assert store.models() == {"m": {"name": "tiny"}}
+        assert sorted(path.parent.iterdir()) == there
+    assert sorted(path.parent.iterdir()) == there
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_reading_leaves_the_file_as_it_is(path: Path, journal: str) -> None:
+    """Also where nothing may be written: a file and a directory to read only."""
+    with Store(path) as store:
+        store.add_model("m", "tiny", {})
+        store.add(cell_of(), run_of())
+        assert store.connection.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal.lower(),)
+    before = path.read_bytes()
+    read(path)
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        read(path)
+    finally:
+        path.parent.chmod(0o755)
+    assert path.read_bytes() == before
+
+
+def test_reading_sees_what_another_process_writes(path: Path) -> None:
+    with Store(path) as writer:
+        writer.add_model("m", "tiny", {})
+        writer.add(cell_of(), run_of())
+        before = path.read_bytes()
+        read(path)  # the writer's log is beside the file already
+        with Store(path, create=False) as store:
+            writer.add(cell_of(1), run_of("e1"))
+            assert store.count() == 2
+        assert path.read_bytes() == before
+
+
+def test_reading_says_so_if_the_file_changes_meanwhile(path: Path) -> None:
+    with Store(path) as writer:
+        writer.add(cell_of(), run_of())
+    with Store(path, create=False) as store:
+        assert store.count() == 1
+        with Store(path) as writer:
+            writer.add(cell_of(1), run_of("e1"))
+            assert store.count() == 1  # in the log: the file itself is as it was
+        with pytest.raises(StoreError, match="was written while it was read: run the same command again"):
+            store.count()
+
+
+def test_reading_after_kill_9_leaves_the_log_to_the_next_writer(path: Path) -> None:
+    script = """
+        import os, signal, sys
+        from closecall_lab.eval.store import Store
+        from test_store import cell_of, run_of
+        store = Store(sys.argv[1])
+        store.add_model("m", "tiny", {})
+        store.add(cell_of(), run_of())
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert python(script, path).returncode == -signal.SIGKILL
+    before = path.read_bytes()
+    read(path)
+    assert path.read_bytes() == before
+    Store(path).close()
+    assert list(path.parent.iterdir()) == [path]
+    read(path)
+
+
+def test_a_store_to_read_takes_nothing(path: Path) -> None:
+    Store(path).close()
+    with Store(path, create=False) as store, pytest.raises(StoreError, match="readonly"):
+        store.add(cell_of(), run_of())
+
+
 @pytest.mark.parametrize("name", ["schema", "semantics"])
 def test_a_store_of_a_newer_version_is_refused(path: Path, name: str) -> None:
     with Store(path) as store:

@@ -135,7 +135,7 @@ def test_answered(output: str, right: bool) -> None:
     ("arguments", "message"),
     [
         ({"length": 20}, "at least 28"),
-        ({"length": 0}, "a passage of 0 tokens holds nothing"),
+        ({"length": 0}, "length 0 is too short for 6 entries and 1 questions: at least 28"),
         ({"chains": [0, -1]}, "got -1"),
         ({"n_questions": 0}, r"number of chains \(6\), got 0"),
         ({"n_questions": 7}, r"number of chains \(6\), got 7"),

@@ -48,6 +48,7 @@ def add(
     kl: Sequence[float] | None = None,
 ) -> None:
     """Runs of one policy, one for each element of `answers`: a 0 or 1 for each of its questions."""
+    spec = Spec.parse(policy)
     for number, bits in enumerate(answers, first):
         made: list[dict[str, Any]] = []
         for bit in bits:
@@ -79,7 +80,7 @@ def add(
         run = Run(
             model=model,
             example=f"{task}/{context}/{seed}/{number}{salt}",
-            policy=_policy(Spec.parse(policy), budget or 33, effective).to_json(),
+            policy=_policy(spec, budget or 33, effective).to_json(),
             score=sum(a["score"] for a in made) / len(made),
             correct=sum(a["correct"] for a in made),
             questions=len(made),
@@ -91,7 +92,7 @@ def add(
             layers=layers,
             warnings=list(warnings),
         )
-        store.add(Cell(model, task, context, seed, number, policy, budget), run)
+        store.add(Cell(model, task, context, seed, number, str(spec), budget), run)
 
 
 def _policy(spec: Spec, budget: int, effective: float) -> Policy:

@@ -10,6 +10,7 @@ from test_report_pages import run
 from test_standings import row_of
 
 from closecall_lab.eval import statistics
+from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, texts
 from closecall_lab.report.gather import Gathered, gather
@@ -79,7 +80,50 @@ def test_a_text_has_its_own_tables_on_the_page(mixed: Gathered) -> None:
 def test_the_verdict_speaks_of_both(mixed: Gathered) -> None:
     said = verdict(mixed)
     assert said[0] == "tiny: niah-multikey at 8K, 4 questions; dense answers 100%"
-    assert "tiny: 5 texts read; nearest to dense: auto, 8 (16 a tile), with a mean KL of 0.0720." in said
+    nearest = "auto, 8 (16 a tile), with a mean KL of 0.0720, reading 23% of the blocks."  # 15 of 64
+    assert f"tiny: 5 texts read; nearest to dense: {nearest}" in said
+
+
+TUNED = str(Spec.parse("tuned:smollm2"))  # as a store has it, with no budget beside it
+
+
+@pytest.mark.parametrize(
+    ("code", "prose", "nearest"),
+    [
+        ((0.01, 0.01, 0.01), (0.01, 0.01), f"{TUNED}, with a mean KL of 0.0100, reading 28% of the blocks."),
+        ((0.01, 0.01, 0.01), (0.01, 0.90), "auto, 8 (16 a tile), with a mean KL of 0.0720, reading 23% of the blocks."),
+        ((0.01, 0.01, 0.01), (), "auto, 8 (16 a tile), with a mean KL of 0.0720, reading 23% of the blocks."),
+    ],
+    ids=["nearest", "not the nearest", "fewer texts"],
+)
+def test_the_verdict_hears_a_policy_without_a_budget(
+    tmp_path: Path, code: tuple[float, ...], prose: tuple[float, ...], nearest: str
+) -> None:
+    with Store(tmp_path / "s.db") as store:
+        fill(store, answers=False)
+        for task, kl in (("text:kind=code", code), ("text:kind=prose", prose)):
+            add(store, "0" * len(kl), policy="dense", task=task, kl=[0.0] * len(kl))
+            add(store, "0" * len(kl), policy="tuned:smollm2", task=task, kl=kl, effective=18.0)
+        assert verdict(gather(store)) == [f"tiny: 5 texts read; nearest to dense: {nearest}"]
+
+
+def test_the_verdict_on_questions_hears_it_too(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for policy, budget, right in (("dense", 0, "1111"), ("auto", 8, "0111"), ("tuned:smollm2", 0, "1111")):
+            add(store, right, policy=policy, budget=budget)
+        said = verdict(gather(store))
+    assert said[1].startswith(f"Closest to dense: {TUNED} keeps 100% of its answers")
+
+
+def test_the_verdict_compares_the_same_texts(tmp_path: Path) -> None:
+    """As many texts are not the same texts: what two policies read is told, not what one read elsewhere."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for policy, task, kl in (("quest", "code", 0.2), ("auto", "code", 0.1), ("topk", "prose", 0.01)):
+            add(store, "00", policy=policy, budget=8, task=f"text:kind={task}", kl=(kl, kl))
+        (said,) = verdict(gather(store))
+    assert said.startswith("tiny: 2 texts read; nearest to dense: auto, 8 (16 a tile), with a mean KL of 0.1000")
 
 
 def test_a_store_of_texts_alone(tmp_path: Path) -> None:

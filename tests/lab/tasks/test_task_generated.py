@@ -454,9 +454,10 @@ def test_a_sentence_that_gives_the_answer_away_is_left_out(tmp_path: Path, plain
         some(name, plain, 1536, n=1)
 
 
-@pytest.mark.parametrize("name", [*NEEDLES, *COUNTS])
-def test_too_small_a_context_says_what_it_takes(name: str, plain: Any) -> None:
-    task, room = tasks.get(name), Room(plain)
+@pytest.mark.parametrize("name", [*NEEDLES, *COUNTS, *PROBES])
+def test_too_small_a_context_says_what_it_takes(name: str, plain: Any, probe: Any) -> None:
+    tokenizer = probe if name in PROBES else plain
+    task, room = tasks.get(name), Room(tokenizer)
     assert isinstance(task, Generated)
 
     def make(context: int) -> Example:  # the same needles whatever the context
@@ -465,9 +466,22 @@ def test_too_small_a_context_says_what_it_takes(name: str, plain: Any) -> None:
     with pytest.raises(ValueError, match=r"needs a context of at least \d+ tokens, got 16") as caught:
         make(16)
     least = int(re.findall(r"at least (\d+)", str(caught.value))[0])
-    assert len(encode_example(plain, make(least)).ids) + make(least).max_new_tokens == least
-    with pytest.raises(ValueError, match=f"at least {least} tokens, got {least - 1}"):
-        make(least - 1)
+    assert len(encode_example(tokenizer, make(least)).ids) + make(least).max_new_tokens == least
+    for short in (least - 1, 1):
+        with pytest.raises(ValueError, match=f"at least {least} tokens, got {short}: give more"):
+            make(short)
+
+
+@pytest.mark.parametrize("name", ["code-function", "code-constant", "code-caller"])
+def test_too_small_a_context_for_code_does_not_speak_of_needles(name: str, plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"at least \d+ tokens, .*, got 1: give more, or ask for fewer questions"):
+        some(name, plain, 1, n=1)
+
+
+def test_a_text_of_one_token_predicts_nothing(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"task 'text' needs a context of at least 2 tokens, .*, got 1: give more"):
+        some("text", plain, 1, n=1)
+    assert len(encode_example(plain, some("text", plain, 2, n=1)[0]).ids) == 2
 
 
 def test_every_generated_task_is_checked_here() -> None:
