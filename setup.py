@@ -23,6 +23,7 @@ TIERS = {
     "tier_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "tier_avx512.cpp": AVX512,
     "tier_avx512bf16.cpp": [*AVX512, "-mavx512bf16"],
+    "tier_amx.cpp": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
 # Stripped (`-s`): symbols that nobody outside can use would be a third of the wheel.
 LINK = [] if sys.platform == "win32" else ["-pthread", *([] if os.environ.get("CLOSECALL_SANITIZE") else ["-s"])]

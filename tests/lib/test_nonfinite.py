@@ -82,6 +82,23 @@ def test_a_value_in_decode_and_chunks(engine: Engine, dtype: torch.dtype, m: int
     assert bool(out[:, :, -1].isnan().all())
 
 
+@pytest.mark.parametrize("engine", [e for e in masking if e.backend != "triton"], ids=str)
+@pytest.mark.parametrize("offset", [1, 5, 31])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_value_in_a_chunk_that_begins_between_blocks(engine: Engine, dtype: torch.dtype, offset: int) -> None:
+    """Kernels add the values of several keys at once, hidden ones among them where rows begin at any position."""
+    q, k, v = tensors(dtype)
+    n = offset + 40
+    q, k, v = q[:, :, offset:n], k[:, :, :n], v[:, :, :n]
+    clean = engine.attention(q, k, v, DENSE)
+    for row in range(40):
+        spoiled = v.clone()
+        spoiled[0, 0, offset + row] = torch.inf
+        out = engine.attention(q, k, spoiled, DENSE)
+        assert torch.equal(out[:, :, :row], clean[:, :, :row]), row
+        assert not bool(out[:, :, row:].isfinite().any()), row
+
+
 @compiled
 @pytest.mark.parametrize("key", [0, 15, 100, 127, 160, 209])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,11 +119,27 @@ def test_a_key_of_nan_reaches_the_rows_that_attend_to_it(engine, dtype: torch.dt
 
 @compiled
 @pytest.mark.parametrize("number", ["inf", "-inf"])
+@pytest.mark.parametrize("aggregate", ["max", "softmax", "mass-max"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_infinite_side_of_a_box(engine: Engine, dtype: torch.dtype, aggregate: str, number: str) -> None:
+    """A row meets one side of each coordinate. The other side does not count, however large it is."""
+    q, k, _ = tensors(dtype, dim=64)
+    k[0, 0, 37, 3] = NUMBERS[number]
+    policy = closecall.policy("topk", scorer="quest", aggregate=aggregate, budget=3, block=16, tile=16)
+    assert bool((q[0, :, 64:, 3] > 0).any())
+    assert bool((q[0, :, 64:, 3] < 0).any())
+    reference = closecall.select(q, k, policy, backend="reference")
+    assert kept_of(engine.select(q, k, policy)) == kept_of(reference)
+
+
+@compiled
+@pytest.mark.parametrize("number", ["inf", "-inf"])
+@pytest.mark.parametrize("dim", [40, 64])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_an_infinite_key(engine: Engine, dtype: torch.dtype, policy: str, number: str) -> None:
+def test_an_infinite_key(engine: Engine, dtype: torch.dtype, policy: str, dim: int, number: str) -> None:
     """A row gets weight 0 for a key of logit -inf, which is an answer, and NaN for one of +inf."""
-    q, k, v = tensors(dtype)
+    q, k, v = tensors(dtype, dim)
     key = 130
     k[0, 0, key, 3] = NUMBERS[number]
     selection = engine.select(q, k, POLICIES[policy])

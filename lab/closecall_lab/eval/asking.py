@@ -23,6 +23,7 @@ import torch
 from closecall.hf.attach import attach
 from closecall.policy import policy as make_policy
 
+from ..spine.last_row import last_row
 from ..tasks.example import Asked as Continuation
 from ..tasks.example import Encoded, Example, encode_ask, gold_blocks
 from .kept import Asked, Prefill, Sums, Watch, mean
@@ -58,7 +59,7 @@ def read(subject: Subject, example: Example, encoded: Encoded, applied: Applied)
         handle.prompt_len = tokens + max(len(c.ids) for c in continued)
         begin = time.perf_counter()
         cache = model(
-            torch.tensor([encoded.ids], device=model.device), logits_to_keep=1, use_cache=True
+            torch.tensor([encoded.ids], device=model.device), logits_to_keep=last_row(model), use_cache=True
         ).past_key_values
         seconds = time.perf_counter() - begin
         indices = list(handle.stats())
@@ -94,7 +95,10 @@ def _ask(
         handle.watch(watch.see)
         handle.prompt_len = tokens + len(tail.ids)
         out = model(
-            torch.tensor([tail.ids], device=model.device), past_key_values=cache, logits_to_keep=1, use_cache=True
+            torch.tensor([tail.ids], device=model.device),
+            past_key_values=cache,
+            logits_to_keep=last_row(model),
+            use_cache=True,
         )
     best = [int(out.logits[0, -1].argmax())]
     with torch.no_grad(), attach(model, make_policy("dense")):

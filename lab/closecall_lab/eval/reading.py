@@ -18,6 +18,7 @@ from closecall.hf.attach import attach
 from closecall.policy import Policy
 from closecall.policy import policy as make_policy
 
+from ..spine.last_row import last_row
 from ..tasks.example import Example, encode_example
 from ..tasks.text import Text
 from .kept import Asked, Prefill, Watch, mean
@@ -71,7 +72,9 @@ def read(model: Any, ids: list[int], policy: Policy) -> Reading:
         with torch.no_grad(), attach(model, policy) as handle:
             handle.watch(watch.see)
             begin = time.perf_counter()
-            last = model(torch.tensor([ids], device=model.device), logits_to_keep=1, use_cache=False).logits[0, -1]
+            last = model(
+                torch.tensor([ids], device=model.device), logits_to_keep=last_row(model), use_cache=False
+            ).logits[0, -1]
             seconds = time.perf_counter() - begin
             indices, notes = list(handle.stats()), handle.warnings(len(ids))
     finally:

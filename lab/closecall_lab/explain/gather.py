@@ -15,6 +15,7 @@ from closecall.hf.attach import Handle, attach
 from closecall.hf.op import Call
 from closecall.policy import Policy
 
+from ..spine.last_row import last_row
 from .codes import Cells, Floats
 from .look import Calls, Looked, Question, look, pool_of
 from .prompt import Prompt
@@ -118,7 +119,7 @@ def run(
             written, ended = _generate(model, ids, new_tokens)
             output, stopped = str(tokenizer.decode(written, skip_special_tokens=True)), 0 if ended else len(written)
         else:
-            model(ids, logits_to_keep=1, use_cache=False)
+            model(ids, logits_to_keep=last_row(model), use_cache=False)
             output, stopped = "", 0
         notes = handle.warnings(tokens)
     if not watch.layers:

@@ -19,6 +19,7 @@ from closecall.triggers.quantile import Quantile
 
 from .. import tasks
 from ..eval.subject import Subject
+from ..spine.last_row import last_row
 from ..spine.progress import Say, say
 from ..spine.table import Column, Table
 from ..tasks.example import encode_example
@@ -164,7 +165,11 @@ def collect(
                         f"none can be triggered: use a context of at least {rule.tile_budget * resolved.block + 1} "
                         "tokens, or a smaller budget"
                     )
-                loaded.model(torch.tensor([ids], device=loaded.model.device), logits_to_keep=1, use_cache=False)
+                loaded.model(
+                    torch.tensor([ids], device=loaded.model.device),
+                    logits_to_keep=last_row(loaded.model),
+                    use_cache=False,
+                )
                 log(f"prompt {number + 1} of {numbers.stop} at {context} tokens")
             if not margins_by_layer:
                 raise ValueError(f"{source} has no prompt {numbers.start + 1} at {context} tokens: ask for fewer")

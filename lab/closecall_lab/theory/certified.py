@@ -21,6 +21,7 @@ from closecall.selection import Selection
 from .. import tasks
 from ..eval.subject import Subject
 from ..spine import files
+from ..spine.last_row import last_row
 from ..spine.progress import Say, say
 from ..spine.table import Column, Table
 from ..tasks.example import encode_example
@@ -109,7 +110,7 @@ def _share(model: Any, ids: Tensor, policy: Policy) -> Share:
 
     with attach(model, policy) as handle:
         handle.tap(see)
-        model(ids, logits_to_keep=1, use_cache=False)
+        model(ids, logits_to_keep=last_row(model), use_cache=False)
     return share
 
 

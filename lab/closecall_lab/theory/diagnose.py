@@ -18,6 +18,7 @@ from closecall.scorers.base import SCORERS
 
 from .. import tasks
 from ..eval.subject import Subject
+from ..spine.last_row import last_row
 from ..spine.progress import Say, say
 from ..tasks.example import Encoded, Example, answer_tokens, encode_example, gold_blocks
 from .cells import check_context, check_scorer, measure
@@ -132,4 +133,4 @@ def _watch(
 
     with attach(model, prefill) as handle:
         handle.tap(see)
-        model(torch.tensor([ids], device=model.device), logits_to_keep=1, use_cache=False)
+        model(torch.tensor([ids], device=model.device), logits_to_keep=last_row(model), use_cache=False)

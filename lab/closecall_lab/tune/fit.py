@@ -24,6 +24,7 @@ from closecall.rules.last_tile import LastTile
 from closecall.rules.per_head import PerHead
 
 from ..spine.files import draft
+from ..spine.last_row import last_row
 from ..spine.progress import Say
 from .allocate import allocate, costs_of
 from .curves import Sample, curves, last_reads_all
@@ -178,5 +179,7 @@ def _curves_of(loaded: LoadedModel, piece: Piece, base: Policy, sample: Sample) 
 
     with attach(loaded.model, "dense") as handle, watched(loaded.model, handle.layers) as shares:
         handle.tap(see)
-        loaded.model(torch.tensor([ids], device=loaded.model.device), logits_to_keep=1, use_cache=False)
+        loaded.model(
+            torch.tensor([ids], device=loaded.model.device), logits_to_keep=last_row(loaded.model), use_cache=False
+        )
     return measured | {SHARE + str(layer): np.array(share) for layer, share in shares.items()}

@@ -21,6 +21,7 @@ from closecall.models.load import LoadedModel
 from .. import tasks
 from ..eval.asking import fork
 from ..eval.kept import Watch, everything, mean
+from ..spine.last_row import last_row
 from ..tasks.example import Example, answer_tokens, encode_ask, encode_example, tokens_of
 from .pieces import Piece
 
@@ -126,7 +127,9 @@ def _continued(
     branch = fork(cache)
     with attach(model, policy, decode="sparse") as handle:
         handle.prompt_len = len(prompt.ids) + len(question)
-        asked = model(torch.tensor([question], device=model.device), past_key_values=branch, logits_to_keep=1)
+        asked = model(
+            torch.tensor([question], device=model.device), past_key_values=branch, logits_to_keep=last_row(model)
+        )
     logits = [asked.logits[0]]
     if len(answer) > 1:
         with attach(model, "dense"):

@@ -1,6 +1,6 @@
 """The native CPU backend: hands raw pointers and strides to our own kernels (native/).
 
-`CLOSECALL_ISA` forces a tier (avx512bf16, avx512, avx2, portable); it is read at every call, so tests cover them all.
+`CLOSECALL_ISA` forces a tier (amx, avx512bf16, avx512, avx2, portable). It is read at every call, so tests cover all.
 Threads are torch's own, as many as `torch.get_num_threads()` says.
 """
 

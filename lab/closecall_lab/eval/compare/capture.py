@@ -25,6 +25,7 @@ from closecall.registry import unknown
 
 from ... import tasks
 from ...spine import files
+from ...spine.last_row import last_row
 from ...spine.numbers import TYPES
 from ...spine.progress import Say, say
 from ...tasks.example import Encoded, Example, Question, answer_tokens, encode_example, tokens_of
@@ -215,7 +216,7 @@ def _prefill(subject: Subject, ids: list[int], see: Callable[[int, Call], None])
     model = subject.loaded.model
     with torch.no_grad(), attach(model, "dense") as handle:
         handle.tap(see)
-        model(torch.tensor([ids], device=model.device), logits_to_keep=1, use_cache=False)
+        model(torch.tensor([ids], device=model.device), logits_to_keep=last_row(model), use_cache=False)
 
 
 def _bytes_per_token(subject: Subject, layers: Sequence[int] | None, dtype: torch.dtype | None) -> dict[int, int]:

@@ -2,7 +2,8 @@
 //
 //   S^T = K Q^T       [keys][rows]   Q packed once per tile, K read in place
 //   P   = 2^(S - m)   vertical: each row has its lane, no shuffles anywhere
-//   O^T += V^T P^T    [dims][rows]   V read in place (bfloat16 products: packed in key pairs, once per block)
+//   O^T += V^T P^T    [dims][rows]   V read in place (bfloat16 products: packed in key pairs, once per block; AMX: turned
+//                                    around too)
 //
 // A tile's rows are taken in groups of ROW_VECTORS vectors, so that the group's Q, its P and the accumulators stay in
 // registers and L1 while K and V stream from L2. Heads that keep the same blocks follow each other within a step: its K and V
@@ -10,6 +11,9 @@
 // 2^8: until then the sums stay comfortably inside float32 and nothing has to be rescaled.
 #pragma once
 #include "dot.h"
+#ifdef CC_AMX
+#include "amx.h"
+#endif
 
 namespace {
 
@@ -27,7 +31,7 @@ struct AttendScratch {
   float *q, *rows, *zeros, *s, *o, *m, *l;
   float *k, *v;  // one step of keys and values, where they cannot be read in place
   AttendScratch(Arena& arena, const Shape& shape, int64_t heads) {
-    int64_t d = round_up(shape.D, LANES), dv = round_up(shape.Dv, LANES);
+    int64_t d = round_up(shape.D, 2 * LANES), dv = round_up(shape.Dv, 2 * LANES);
     rows = arena.take<float>(CHUNK * d);
     zeros = arena.take<float>(d);
     q = arena.take<float>(heads * CHUNK * d);
@@ -60,13 +64,31 @@ template <>
 struct Mode<false> {
   using Dot = DotF32;
   static constexpr int DEPTH = 1;  // elements of D, or keys, per depth step
+  static constexpr int64_t TOGETHER = 1;  // keys whose values are added at once, those without weight included
+  static constexpr int64_t D = 2, KEYS = 1, DIMS = DIMS_AT_END;  // what the products take multiples of
   static constexpr int EXP_DEGREE = 5;
+  static constexpr bool AMX = false;
+  // How often a product of `rows`, some at once, by `depth` lets more be fetched.
+  static int64_t fetches(int64_t rows, int64_t at_once, int64_t depth) {
+    return most(1, rows / at_once) * most(1, depth / DEPTH / DEPTH_PER_FETCH);
+  }
 };
 #ifdef CC_BF16_DOT
 template <>
 struct Mode<true> {
   using Dot = DotBF16;
   static constexpr int DEPTH = 2;
+#ifdef CC_AMX
+  static constexpr int64_t TOGETHER = AMX_DEPTH, D = AMX_DEPTH, KEYS = AMX_ROWS, DIMS = 2 * AMX_ROWS;
+  static constexpr bool AMX = true;
+  static int64_t fetches(int64_t rows, int64_t, int64_t depth) {
+    return most(1, rows / (2 * AMX_ROWS)) * most(1, depth / AMX_DEPTH);
+  }
+#else
+  static constexpr int64_t TOGETHER = 2, D = 2, KEYS = 1, DIMS = DIMS_AT_END;
+  static constexpr bool AMX = false;
+  static int64_t fetches(int64_t rows, int64_t at_once, int64_t depth) { return Mode<false>::fetches(rows, at_once, depth / DEPTH); }
+#endif
   static constexpr int EXP_DEGREE = 4;  // its error is a thousandth of a bfloat16 rounding
 };
 
@@ -96,7 +118,7 @@ struct TileAttention {
 
   TileAttention(const AttendArgs& a, const Rows& t, int64_t first, Arena arena)
       : args(a), tile(t), scratch(arena, a.shape, t.heads), rows(least(CHUNK, t.rows - first)), pos(t.pos + first),
-        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, 2)), dv(round_up(a.shape.Dv, DIMS_AT_END)),
+        groups((rows + GROUP - 1) / GROUP), d(round_up(a.shape.D, M::D)), dv(round_up(a.shape.Dv, M::DIMS)),
         dims_first(dv - dims_at_end(dv)),
         q(t.q + first * t.q_row * item_size(a.shape.dtype)), out(t.out + first * t.out_row * item_size(a.shape.dtype)),
         lse(t.lse + first), to_log2(set1((float)a.scale * LOG2E)) {}
@@ -126,7 +148,7 @@ struct TileAttention {
   // Keys [first, first + n) for the first product.
   Operand keys(int64_t first, int64_t n) const {
     int64_t size = item_size(args.shape.dtype);
-    bool there = tile.k_dim == 1 && args.shape.D == d && (PAIRS || args.shape.dtype == F32);
+    bool there = tile.k_dim == 1 && args.shape.D == d && n % M::KEYS == 0 && (PAIRS || args.shape.dtype == F32);
     if (there && on_page(tile, first, n) == n) return {key_at(first), tile.k_row * size};
     return copied_keys(first, n);
   }
@@ -139,6 +161,7 @@ struct TileAttention {
       if constexpr (PAIRS) copy_keys_16(key_at(first + j), here, (uint16_t*)to);
       else read_rows(key_at(first + j), args.shape.dtype, here, tile.k_row, args.shape.D, tile.k_dim, d, (float*)to);
     }
+    memset((char*)scratch.k + n * d * WIDE, 0, (round_up(n, M::KEYS) - n) * d * WIDE);
     return {(const char*)scratch.k, d * WIDE};
   }
 
@@ -165,33 +188,89 @@ struct TileAttention {
         if (i < dim) memcpy(to + j * d + i, p + (j * tile.k_row + i * tile.k_dim) * 2, 2); else to[j * d + i] = 0;
   }
 
-  // Values [first, first + n) for the second product: rows of floats, or of (even key, odd key) pairs.
+#ifdef CC_BF16_DOT
+  // Coordinates [i, i + LANES) of two values as pairs; zeros where there is no second value, or no such coordinate.
+  __m512i pairs_at(const char* even, const char* odd, int64_t i) const {
+    if (tile.v_dim == 1 && i + LANES <= args.shape.Dv) {
+      __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(even + i * 2)));
+      if (!odd) return low;
+      __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(odd + i * 2)));
+      return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    }
+    uint16_t pair[2 * LANES] = {0};
+    for (int64_t j = 0; j < least(LANES, args.shape.Dv - i); ++j) {
+      memcpy(pair + 2 * j, even + (i + j) * tile.v_dim * 2, 2);
+      if (odd) memcpy(pair + 2 * j + 1, odd + (i + j) * tile.v_dim * 2, 2);
+    }
+    return _mm512_loadu_si512(pair);
+  }
+#endif
+
+#ifdef CC_AMX
+  // Values as left operands: registers of 16 coordinates by 32 keys, those of the same keys one behind the other.
+  [[gnu::noinline]] void turn_values(int64_t first, int64_t n) const {
+    char* to = (char*)scratch.v;
+    for (int64_t j = 0; j < n; j += AMX_DEPTH) {
+      bool whole = j + AMX_DEPTH <= n && tile.v_dim == 1 && on_page(tile, first + j, AMX_DEPTH) == AMX_DEPTH;
+      for (int64_t i = 0; i < dv; i += AMX_DEPTH, to += 2 * AMX_BYTES) {
+        if (whole && i + AMX_DEPTH <= args.shape.Dv) {
+          turn_32(value_at(first + j) + i * 2, tile.v_row * 2, to);
+          continue;
+        }
+        uint16_t some[AMX_DEPTH][AMX_DEPTH] = {{0}};
+        for (int64_t x = 0; x < least(AMX_DEPTH, n - j); ++x)
+          for (int64_t y = 0; y < least(AMX_DEPTH, args.shape.Dv - i); ++y)
+            memcpy(&some[x][y], value_at(first + j + x) + (i + y) * tile.v_dim * 2, 2);
+        turn_32((const char*)some, sizeof some[0], to);
+      }
+    }
+  }
+
+  // S^T of n keys and one group of rows; raises `top`.
+  void amx_scores(const float* q_group, Operand k, int64_t n, float* s, V (&top)[R], Fetch* fetch) const {
+    AmxLeft left{k.p, k.row, AMX_ROWS * k.row, 2 * AMX_DEPTH};
+    for (int64_t j = 0; j < n; left.p += 2 * left.next) {
+      float* to = s + j * GROUP;
+      int64_t end = least(n, j + 2 * AMX_ROWS);
+      if (end - j > AMX_ROWS) amx_product<2, R>(left, q_group, GROUP, d / AMX_DEPTH, true, to, fetch);
+      else amx_product<1, R>(left, q_group, GROUP, d / AMX_DEPTH, true, to, fetch);
+      for (; j < end; ++j)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) top[r] = max(load(s + j * GROUP + r * LANES), top[r]);
+    }
+  }
+
+  // O^T += V^T P^T of n keys and one group of rows.
+  void amx_add(float* p, int64_t n, Operand v, float* o, Fetch* fetch) const {
+    for (int64_t j = (n + 1) / 2; j < round_up(n, AMX_DEPTH) / 2; ++j)  // keys that are not there have no weight
+      for (int r = 0; r < R; ++r) store(p + j * GROUP + r * LANES, set1(0.0f));
+    AmxLeft left{v.p, 64, AMX_BYTES, v.row};
+    for (int64_t i = 0; i < dv; i += 2 * AMX_ROWS, left.p += 2 * AMX_BYTES)
+      amx_product<2, R>(left, p, GROUP, (n + AMX_DEPTH - 1) / AMX_DEPTH, false, o + i * GROUP, fetch);
+  }
+#endif
+
+  // Values [first, first + n) for the second product: rows of floats, or of (even key, odd key) pairs; for AMX, `row` is the
+  // way from some keys to the next.
   Operand values(int64_t first, int64_t n) const {
     int64_t size = item_size(args.shape.dtype), dim = args.shape.Dv;
     const char* p = value_at(first);
     bool together = on_page(tile, first, n) == n;
     if (!PAIRS && args.shape.dtype == F32 && tile.v_dim == 1 && dim == dv && together) return {p, tile.v_row * size};
 #ifdef CC_BF16_DOT
+#ifdef CC_AMX
+    if constexpr (M::AMX) {
+      turn_values(first, n);
+      return {(const char*)scratch.v, dv * 2 * AMX_DEPTH};
+    }
+#endif
     if constexpr (PAIRS) {
       uint32_t* to = (uint32_t*)scratch.v;
       for (int64_t j = 0; j < n; j += 2, to += dv) {
         bool both = j + 1 < n;
         const char *even = together ? p + j * tile.v_row * 2 : value_at(first + j);
-        const char* odd = together || !both ? even + tile.v_row * 2 : value_at(first + j + 1);
-        int64_t i = 0;
-        if (tile.v_dim == 1)
-          for (; i + 16 <= dim; i += 16) {
-            __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(even + i * 2)));
-            __m512i high = _mm512_setzero_si512();
-            if (both) high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(odd + i * 2)));
-            _mm512_storeu_si512(to + i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-          }
-        for (; i < dv; ++i) {
-          uint16_t low = 0, high = 0;
-          if (i < dim) memcpy(&low, even + i * tile.v_dim * 2, 2);
-          if (i < dim && both) memcpy(&high, odd + i * tile.v_dim * 2, 2);
-          to[i] = low | (uint32_t)high << 16;
-        }
+        const char* odd = !both ? nullptr : together ? even + tile.v_row * 2 : value_at(first + j + 1);
+        for (int64_t i = 0; i < dv; i += LANES) _mm512_mask_storeu_epi32(to + i, (1u << least(LANES, dv - i)) - 1, pairs_at(even, odd, i));
       }
       return {(const char*)scratch.v, dv * 4};
     }
@@ -369,16 +448,39 @@ struct TileAttention {
       }
   }
 
+  // S^T of n keys and one group of rows, to scratch.s; raises `top`.
+  void score_group(const float* q_group, Operand k, int64_t n, V (&top)[R], Fetch* fetch) const {
+#ifdef CC_AMX
+    if constexpr (M::AMX) return amx_scores(q_group, k, n, scratch.s, top, fetch);
+#endif
+    int64_t j = 0;
+    for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE)
+      score_keys<KEYS_AT_ONCE>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, fetch);
+    for (; j + 4 <= n; j += 4) score_keys<4>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, nullptr);
+    for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, nullptr);
+  }
+
+  // O^T += V^T P^T of n keys and one group of rows, with the weights in scratch.s.
+  void add_group(int64_t n, Operand v, float* o, Fetch* fetch) const {
+#ifdef CC_AMX
+    if constexpr (M::AMX) return amx_add(scratch.s, n, v, o, fetch);
+#endif
+    int64_t depth = (n + M::DEPTH - 1) / M::DEPTH, i = 0;
+    for (; i < dims_first; i += DIMS_AT_ONCE)
+      add_values<DIMS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, fetch);
+    for (; i < dv; i += DIMS_AT_END) add_values<DIMS_AT_END>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, nullptr);
+  }
+
   // One step of at most STEP keys for every group of rows; `next` are the keys of the following step, to be fetched.
   void step(int64_t first, int64_t count, int64_t next, int64_t next_count) const {
     int64_t size = item_size(args.shape.dtype);
     Operand k = keys(first, count), v = values(first, count);
     // The next keys come in during the first products, the next values during the second ones.
-    int64_t every = tile.heads * groups, calls = every * most(1, count / KEYS_AT_ONCE) * most(1, d / M::DEPTH / DEPTH_PER_FETCH);
+    int64_t every = tile.heads * groups, calls = every * M::fetches(count, KEYS_AT_ONCE, d);
     Fetch next_k{next_count ? key_at(next) : nullptr, tile.k_row * size, d * size, next_count};
     if (tile.k_row == 1) next_k.row_step = tile.k_dim * size, next_k.row_bytes = next_count * size, next_k.rows = d;
     next_k.lines = (next_k.rows * ((next_k.row_bytes + 63) / 64) + calls - 1) / calls;
-    calls = every * most(1, dims_first / DIMS_AT_ONCE) * most(1, count / M::DEPTH / DEPTH_PER_FETCH);
+    calls = every * M::fetches(dims_first, DIMS_AT_ONCE, count);
     Fetch next_v{next_count ? value_at(next) : nullptr, tile.v_row * size, dv * size, next_count};
     next_v.lines = (next_count * ((dv * size + 63) / 64) + calls - 1) / calls;
     for (int64_t g = 0; g < every; ++g) {
@@ -389,26 +491,17 @@ struct TileAttention {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) top[r] = set1(-INF);
       const float* q_group = scratch.q + g * GROUP * q_cols(args.shape);
-      int64_t j = 0;
-      for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE)
-        score_keys<KEYS_AT_ONCE>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, &next_k);
-      for (; j + 4 <= n; j += 4) score_keys<4>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, nullptr);
-      for (; j < n; ++j) score_keys<1>(q_group, {k.p + j * k.row, k.row}, scratch.s + j * GROUP, top, nullptr);
+      score_group(q_group, k, n, top, &next_k);
       if (args.softcap > 0) cap(scratch.s, n, top);
       bool diagonal = first + n - 1 > row;
       if (diagonal) hide_future(scratch.s, first, n, row, top);
       soften(g, scratch.s, n, top);
       float* o = scratch.o + g * GROUP * dv;
-      if (diagonal && !finite_values(first, n)) {
+      if (diagonal && !finite_values(first, least(count, round_up(n, M::TOGETHER)))) {
         add_values_carefully(scratch.s, first, n, row, o);
         continue;
       }
-      int64_t depth = (n + M::DEPTH - 1) / M::DEPTH;
-      int64_t i = 0;
-      for (; i < dims_first; i += DIMS_AT_ONCE)
-        add_values<DIMS_AT_ONCE>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, &next_v);
-      for (; i < dv; i += DIMS_AT_END)
-        add_values<DIMS_AT_END>(scratch.s, depth, {v.p + i * 4, v.row}, o + i * GROUP, nullptr);
+      add_group(n, v, o, &next_v);
     }
   }
 
@@ -482,6 +575,9 @@ void attend_chunk(const AttendArgs& args, const Rows& tile, int64_t first, char*
 }
 
 void attend(const AttendArgs& args, const Rows& tile, char* scratch) {
+#ifdef CC_AMX
+  AmxTurn turn;
+#endif
   for (int64_t first = 0; first < tile.rows; first += CHUNK) {
 #ifdef CC_BF16_DOT
     if (args.shape.dtype == BF16) {

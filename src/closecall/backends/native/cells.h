@@ -197,10 +197,10 @@ struct Range { int64_t low, high; };
 // The best of a block's parts, of J blocks. A NaN has no say where there are several.
 template <class First, class Stored, int J>
 inline void best_part(const RankArgs& a, const RankScratch& panel, const char* summary, int64_t stride, V (&best)[J][SCORE_VECTORS]) {
-  row_scores<First, J>(a, panel, summary, stride, best);
+  row_scores(First{}, a, panel, summary, stride, best);
   for (int64_t part = 1; part < parts(a); ++part) {
     V acc[J][SCORE_VECTORS];
-    row_scores<Stored, J>(a, panel, summary + plane_of(a, part), stride, acc);
+    row_scores(Stored{}, a, panel, summary + plane_of(a, part), stride, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < J; ++i)
 #pragma GCC unroll 8
@@ -312,10 +312,10 @@ void mass_cells(const RankArgs& a, const Cell* cells, int64_t n, int64_t pass, c
   });
   for (int r = 0; r < SCORE_VECTORS; ++r) top[r] = own[r];
   float* logs = panel.logs;
-  each_part<First, Stored>(a, summaries + range.low * stride, n_blocks, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+  each_part<First, Stored>(a, summaries + range.low * stride, n_blocks, panel, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
     constexpr int J = decltype(count)::VALUE;
     V acc[J][SCORE_VECTORS], keys = part ? set1(0.0f) : others;
-    row_scores<decltype(score), J>(a, panel, plane, stride, acc);
+    row_scores(score, a, panel, plane, stride, acc);
     for (int i = 0; i < J; ++i)
       for (int r = 0; r < SCORE_VECTORS; ++r) {
         V x = known(fma(acc[i][r], scale, keys)), at = set1((float)(j + i));

@@ -11,7 +11,26 @@
 #include "pool.h"
 #include "tier.h"
 
+#if defined(CLOSECALL_X86) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace {
+
+// Whether there is AMX for bfloat16, and Linux lets this process use it: tile registers are large, and kept for those who ask.
+bool has_amx() {
+#if defined(CLOSECALL_X86) && defined(__linux__)
+  constexpr unsigned BF16_BIT = 1u << 22, TILE_BIT = 1u << 24;
+  constexpr long ASK_FOR_FEATURE = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (BF16_BIT | TILE_BIT)) != (BF16_BIT | TILE_BIT)) return false;
+  return syscall(SYS_arch_prctl, ASK_FOR_FEATURE, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
 
 const std::vector<const Kernels*>& tiers() {
   static const std::vector<const Kernels*> found = [] {
@@ -20,7 +39,9 @@ const std::vector<const Kernels*>& tiers() {
     __builtin_cpu_init();
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) list.push_back(&avx512bf16_kernels);
+    bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (bf16 && has_amx()) list.push_back(&amx_kernels);
+    if (bf16) list.push_back(&avx512bf16_kernels);
     if (avx512) list.push_back(&avx512_kernels);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
       list.push_back(&avx2_kernels);
@@ -163,7 +184,7 @@ const char* run_attend(const AttendArgs& a) {
   if (!pages_are_sound(a.pages, tiles, a.tiles.block)) return BAD_PAGES;
   // Heads that keep the same blocks go together, as far as a core's cache holds their rows; heads that keep every block where
   // rows are few.
-  int64_t sharing = heads_in_cache(s, a.kv_idx ? a.heads : 1);
+  int64_t sharing = heads_in_cache(s, a.kv_idx ? a.heads : group);
   if ((int64_t)tiles.size() * s.H < 4 * a.threads * sharing) sharing = 1;  // a head for every thread comes first
   for (const Tile& tile : tiles) {
     bool few = tile.rows <= FEW_ROWS;

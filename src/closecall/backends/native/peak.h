@@ -3,6 +3,9 @@
 #include <ctime>
 
 #include "dot.h"
+#ifdef CC_AMX
+#include "amx.h"
+#endif
 
 namespace {
 
@@ -30,27 +33,45 @@ __attribute__((noinline)) float burst(const float* operand) {
 }
 
 // The best of many short bursts: what the core can do, not what its neighbours left of it.
-template <class Dot>
-double peak_of(double seconds, int flops_per_lane) {
+template <class Burst>
+double peak_of(double seconds, double flops, Burst burst) {
   alignas(64) float operand[2 * LANES + SUMS] = {0};
   volatile float sink = 0;
   double best = 0, begin = seconds_now();
   do {
     double t = seconds_now();
-    sink = burst<Dot>(operand);
-    double rate = (double)BURST * SUMS * LANES * flops_per_lane / (seconds_now() - t);
+    sink = burst(operand);
+    double rate = flops / (seconds_now() - t);
     if (rate > best) best = rate;
   } while (seconds_now() - begin < seconds);
   (void)sink;
   return best;
 }
 
+#ifdef CC_AMX
+// Four sums of two left and two right operands, as the kernels have them. Registers begin as zeros.
+__attribute__((noinline)) float amx_burst(const float*) {
+  AmxTurn turn;
+  for (int i = 0; i < BURST; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  return 0;
+}
+#endif
+
 double peak(int64_t dtype, double seconds) {
+  constexpr double LANE_STEPS = (double)BURST * SUMS * LANES;
+#ifdef CC_AMX
+  if (dtype == BF16) return peak_of(seconds, BURST * 4.0 * 2 * AMX_ROWS * LANES * AMX_DEPTH, amx_burst);
+#endif
 #ifdef CC_BF16_DOT
-  if (dtype == BF16) return peak_of<DotBF16>(seconds, 4);
+  if (dtype == BF16) return peak_of(seconds, LANE_STEPS * 4, burst<DotBF16>);
 #endif
   (void)dtype;  // other types are multiplied as float32
-  return peak_of<DotF32>(seconds, 2);
+  return peak_of(seconds, LANE_STEPS * 2, burst<DotF32>);
 }
 
 }  // namespace

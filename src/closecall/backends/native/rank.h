@@ -5,6 +5,9 @@
 // multiply-add instead of a second multiply-add (the [max(q,0), min(q,0)] . [kmax; kmin] form of depth 2D).
 #pragma once
 #include "slab.h"
+#ifdef CC_AMX
+#include "amx.h"
+#endif
 
 namespace {
 
@@ -24,6 +27,17 @@ inline int64_t logs_size(const RankArgs& a) {
   return is_mass(a) ? a.tiles.n_blocks * parts(a) * SCORE_GROUP : 0;
 }
 
+// Whether AMX scores blocks: all of a summary is bfloat16, and fills its registers.
+constexpr int64_t BLOCKS_A_PRODUCT = 32;
+inline bool by_amx(const RankArgs& a) {
+#ifdef CC_AMX
+  return paired(a) && padded_dim(a) % AMX_DEPTH == 0;
+#else
+  (void)a;
+  return false;
+#endif
+}
+
 struct RankScratch {
   float *rows, *q, *scores;
   float* logs;
@@ -31,6 +45,7 @@ struct RankScratch {
   float* best;  // of all heads that are ranked together
   uint32_t *ordered, *few, *places;
   uint64_t *keys, *sorted;
+  float *split, *products;  // for AMX: rows by the side of a box that they meet; what a few blocks came to
   SlabScratch slab;
   RankScratch(Arena& arena, const RankArgs& a) : slab(arena, a) {
     int64_t d = padded_dim(a);
@@ -45,6 +60,8 @@ struct RankScratch {
     places = arena.take<uint32_t>(a.tiles.n_blocks + 2 * LANES);
     keys = arena.take<uint64_t>(a.width + 1);
     sorted = arena.take<uint64_t>(a.width + 1);
+    split = arena.take<float>(by_amx(a) ? d * SCORE_GROUP : 0);
+    products = arena.take<float>(by_amx(a) ? BLOCKS_A_PRODUCT * SCORE_GROUP : 0);
   }
 };
 
@@ -122,6 +139,81 @@ struct ScoreQuestPairs {
 };
 #endif
 
+#ifdef CC_AMX
+// What AMX has multiplied already, BLOCKS_A_PRODUCT blocks at once. A box is two products there, of the rows' positive
+// coordinates and of the others. So an infinite side may meet a zero that stands for the other side, and give a NaN: such
+// a block is scored as `Careful` does it.
+template <class Careful>
+struct ScoreProducts {
+  static constexpr bool PAIRS = true;
+  const float* products;  // of the first block that is asked for
+  template <int J>
+  void run(const float* q, const char* sides, int64_t d, const char* summary, int64_t stride, V (&acc)[J][SCORE_VECTORS]) const {
+#pragma GCC unroll 16
+    for (int j = 0; j < J; ++j) {
+      V (&one)[1][SCORE_VECTORS] = *(V(*)[1][SCORE_VECTORS])&acc[j];
+      __mmask16 nan = 0;
+#pragma GCC unroll 8
+      for (int r = 0; r < SCORE_VECTORS; ++r) {
+        one[0][r] = load(products + j * SCORE_GROUP + r * LANES);
+        nan |= _mm512_cmp_ps_mask(one[0][r], one[0][r], _CMP_UNORD_Q);
+      }
+      if (__builtin_expect(!nan, 1)) continue;
+      for (int r = 0; r < SCORE_VECTORS; ++r) one[0][r] = set1(0.0f);
+      Careful{}.template run<1>(q, sides, d, summary + j * stride, stride, one);
+    }
+  }
+};
+
+// The packed rows twice: their positive coordinates, then the others.
+inline void split_rows(const RankArgs& a, const RankScratch& scratch) {
+  int64_t half = padded_dim(a) / 2 * SCORE_GROUP;
+  for (int64_t i = 0; i < half; i += LANES) {
+    __mmask32 side;
+    memcpy(&side, scratch.sides + i / LANES * 4, 4);
+    __m512i pairs = _mm512_loadu_si512(scratch.q + i);
+    _mm512_storeu_si512(scratch.split + i, _mm512_maskz_mov_epi16(side, pairs));
+    _mm512_storeu_si512(scratch.split + half + i, _mm512_maskz_mov_epi16(~side, pairs));
+  }
+}
+
+// Planes of n blocks, no more than BLOCKS_A_PRODUCT, times the packed rows.
+inline void multiply_blocks(const RankArgs& a, bool box, const char* plane, int64_t n, const RankScratch& scratch) {
+  const float* right = box ? scratch.split : scratch.q;
+  int64_t stride = summary_bytes(a), steps = padded_dim(a) / AMX_DEPTH * (box ? 2 : 1), done = 0;
+  auto some = [&](auto registers, int64_t rows) {
+    AmxTurn turn(rows);
+    AmxLeft left{plane + done * stride, stride, AMX_ROWS * stride, 2 * AMX_DEPTH};
+    for (int64_t r = 0; r < SCORE_GROUP; r += 2 * LANES)
+      amx_product<decltype(registers)::VALUE, 2>(left, right + r, SCORE_GROUP, steps, true, scratch.products + done * SCORE_GROUP + r, nullptr);
+    done += rows * decltype(registers)::VALUE;
+  };
+  if (n == 2 * AMX_ROWS) return some(Count<2>{}, AMX_ROWS);
+  if (n >= AMX_ROWS) some(Count<1>{}, AMX_ROWS);
+  if (n > done) some(Count<1>{}, n - done);
+}
+
+template <class Score>
+constexpr bool IS_PRODUCTS = false;
+template <class Careful>
+constexpr bool IS_PRODUCTS<ScoreProducts<Careful>> = true;
+
+// As each_part, of one part.
+template <class Score, class Each>
+inline void each_product(const RankArgs& a, int64_t part, const char* plane, int64_t n, const RankScratch& scratch, Each&& each) {
+  bool box = part == 0 && boxed(a);
+  int64_t stride = summary_bytes(a);
+  if (box) split_rows(a, scratch);
+  for (int64_t from = 0; from < n; from += BLOCKS_A_PRODUCT) {
+    int64_t end = least(n, from + BLOCKS_A_PRODUCT), j = from;
+    multiply_blocks(a, box, plane + from * stride, end - from, scratch);
+    auto here = [&] { return Score{scratch.products + (j - from) * SCORE_GROUP}; };
+    for (; j + 4 <= end; j += 4) each(here(), Count<4>{}, part, j, plane + j * stride);
+    for (; j < end; ++j) each(here(), Count<1>{}, part, j, plane + j * stride);
+  }
+}
+#endif
+
 // Columns of 32 bits that a packed row has: numbers, or pairs of bfloat16.
 template <bool PAIRS>
 inline int64_t panel_cols(const RankArgs& a) { return PAIRS ? round_up(padded_dim(a) / 2, LANES) : padded_dim(a); }
@@ -172,19 +264,19 @@ void pack_sides(const RankArgs& a, int64_t cols, const RankScratch& scratch) {
 }
 
 template <class Score, int J>
-inline void row_scores(const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride,
+inline void row_scores(Score score, const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride,
                        V (&acc)[J][SCORE_VECTORS]) {
 #pragma GCC unroll 16
   for (int j = 0; j < J; ++j)
 #pragma GCC unroll 8
     for (int r = 0; r < SCORE_VECTORS; ++r) acc[j][r] = set1(0.0f);
-  Score::template run<J>(scratch.q, scratch.sides, padded_dim(a), summary, stride, acc);
+  score.template run<J>(scratch.q, scratch.sides, padded_dim(a), summary, stride, acc);
 }
 
 template <class Score, int J>
-inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride, float* out) {
+inline void score_blocks(Score score, const RankArgs& a, const RankScratch& scratch, const char* summary, int64_t stride, float* out) {
   V acc[J][SCORE_VECTORS];
-  row_scores<Score, J>(a, scratch, summary, stride, acc);
+  row_scores(score, a, scratch, summary, stride, acc);
 #pragma GCC unroll 16
   for (int j = 0; j < J; ++j) {
     if (a.aggregate == AGG_MEAN) {
@@ -201,13 +293,17 @@ inline void score_blocks(const RankArgs& a, const RankScratch& scratch, const ch
   }
 }
 
-// Every part of the summaries of n blocks, as many blocks at a time as the registers hold: each(Score, how many blocks at
+// Every part of the summaries of n blocks, as many blocks at a time as the registers hold: each(score, how many blocks at
 // once, part, first block, its summary's plane). FIRST scores a mean or a box, STORED a key.
 template <class First, class Stored, class Each>
-inline void each_part(const RankArgs& a, const char* summaries, int64_t n, Each&& each) {
+inline void each_part(const RankArgs& a, const char* summaries, int64_t n, const RankScratch& scratch, Each&& each) {
   int64_t stride = summary_bytes(a);
+  (void)scratch;
   auto over = [&](auto score, int64_t part) {
     const char* plane = summaries + plane_of(a, part);
+#ifdef CC_AMX
+    if constexpr (IS_PRODUCTS<decltype(score)>) return each_product<decltype(score)>(a, part, plane, n, scratch, each);
+#endif
     int64_t j = 0;
     for (; j + BLOCKS_AT_ONCE <= n; j += BLOCKS_AT_ONCE)
       each(score, Count<BLOCKS_AT_ONCE>{}, part, j, plane + j * stride);
@@ -226,8 +322,8 @@ void score_tile(const RankArgs& a, const char* q, int64_t rows, const char* summ
     pack_rows<First::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
     // A maximum over rows and one over a block's parts can be taken in any order; a mean and one cannot, and OUTLIERS
     // has no mean here.
-    each_part<First, Stored>(a, summaries, n, [&](auto score, auto count, int64_t, int64_t j, const char* plane) {
-      score_blocks<decltype(score), decltype(count)::VALUE>(a, scratch, plane, stride, scratch.scores + j);
+    each_part<First, Stored>(a, summaries, n, scratch, [&](auto score, auto count, int64_t, int64_t j, const char* plane) {
+      score_blocks<decltype(score), decltype(count)::VALUE>(score, a, scratch, plane, stride, scratch.scores + j);
     });
   }
   // A positive scale does not change a maximum, rounding included, so it can wait until here.
@@ -255,10 +351,10 @@ void mass_tile(const RankArgs& a, const char* q, int64_t rows, const float* forc
     V own[SCORE_VECTORS], top[SCORE_VECTORS], total[SCORE_VECTORS];
     for (int64_t i = 0; i < SCORE_GROUP; ++i) lanes[i] = forced[first + (i < here ? i : 0)] * LOG2E;
     for (int r = 0; r < SCORE_VECTORS; ++r) own[r] = top[r] = load(lanes + r * LANES);
-    each_part<First, Stored>(a, summaries, n, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+    each_part<First, Stored>(a, summaries, n, scratch, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
       constexpr int J = decltype(count)::VALUE;
       V acc[J][SCORE_VECTORS], keys = part ? set1(0.0f) : others;
-      row_scores<decltype(score), J>(a, scratch, plane, stride, acc);
+      row_scores(score, a, scratch, plane, stride, acc);
 #pragma GCC unroll 16
       for (int i = 0; i < J; ++i)
 #pragma GCC unroll 8
@@ -319,10 +415,10 @@ void softmax_tile(const RankArgs& a, const char* q, int64_t rows, const char* su
     pack_rows<First::PAIRS>(a, q + first * a.q.sn * size, here, scratch);
     V top[SCORE_VECTORS], total[SCORE_VECTORS];
     for (int r = 0; r < SCORE_VECTORS; ++r) top[r] = set1(-LARGEST), total[r] = set1(0.0f);
-    each_part<First, Stored>(a, summaries, n, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
+    each_part<First, Stored>(a, summaries, n, scratch, [&](auto score, auto count, int64_t part, int64_t j, const char* plane) {
       constexpr int J = decltype(count)::VALUE;
       V acc[J][SCORE_VECTORS];
-      row_scores<decltype(score), J>(a, scratch, plane, stride, acc);
+      row_scores(score, a, scratch, plane, stride, acc);
 #pragma GCC unroll 16
       for (int i = 0; i < J; ++i)
 #pragma GCC unroll 8
@@ -510,6 +606,11 @@ void rank(const RankArgs& a, const char* q, int64_t rows, const float* forced, c
       const float* masses = forced ? forced + h * a.M : nullptr;
       return judge<decltype(first), decltype(stored)>(a, q + h * a.q.sh * size, rows, masses, summaries, low, high, seen, scratch);
     };
+#ifdef CC_AMX
+    using Box = ScoreProducts<ScoreQuestPairs>;
+    using Key = ScoreProducts<ScoreMeanPairs>;
+    if (by_amx(a)) return boxed(a) ? judged(Box{}, Key{}) : judged(Key{}, Key{});
+#endif
 #ifdef CC_BF16_DOT
     if (paired(a)) return boxed(a) ? judged(ScoreQuestPairs{}, ScoreMeanPairs{}) : judged(ScoreMeanPairs{}, ScoreMeanPairs{});
 #endif

@@ -73,5 +73,5 @@ struct Kernels {
 
 extern const Kernels portable_kernels;
 #ifdef CLOSECALL_X86
-extern const Kernels avx2_kernels, avx512_kernels, avx512bf16_kernels;
+extern const Kernels avx2_kernels, avx512_kernels, avx512bf16_kernels, amx_kernels;
 #endif
