@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAD = (
-    "All policies of a table saw the same examples. A block is 64 keys, a tile 64 queries; the budget is in blocks, "
-    "and what a tile keeps, its tile budget, stands beside it in brackets. The effective budget is what was measured.",
+    "All policies of a table saw the same examples. A block is 64 keys and a tile 64 queries, where a policy's name "
+    "does not say otherwise; the budget is in blocks, and what a tile keeps, its tile budget, stands beside it in "
+    "brackets. The effective budget is what was measured.",
 )
 CAPTIONS = {
     "router": TITLE,

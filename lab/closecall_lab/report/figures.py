@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..eval.spec import Spec
 from ..eval.statistics import Estimate
+from ..eval.summary import Variant
 from ..spine.figure import frame, handle, label, plain, shares, widen
 from ..spine.style import BUDGET, COLOURS, INK, QUIET, SELECTIVITY, Look, looks
-from .gather import DENSE, Finding, Setting, place
+from .gather import DENSE, Finding, Setting, place, unbudgeted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +48,19 @@ def _panels(
     return figure
 
 
-def _looks(settings: Sequence[Setting], keep: Callable[[Finding], bool] = lambda f: True) -> dict[Spec, Look]:
-    return looks(f.spec for s in settings for f in s.findings if keep(f))
+def styled(variants: Iterable[Variant]) -> tuple[dict[Spec, Look], list[Any]]:
+    """A look for each policy over its budgets, and the legend. One without a budget is a point there too; such policies
+    come last, where of several with the same preset the full colour is."""
+    listed = sorted(variants, key=unbudgeted)
+    styles = looks(Spec.parse(policy) for policy, _ in listed)
+    points = {policy for policy, _ in filter(unbudgeted, listed)}
+
+    def shown(spec: Spec, look: Look) -> Any:
+        if spec.preset == "dense":
+            return handle(look, marker="", linewidth=1.2)
+        return handle(look, linestyle="" if str(spec) in points else look.line)
+
+    return styles, [shown(spec, look) for spec, look in styles.items()]
 
 
 def _bars(value: Estimate) -> list[list[float]]:
@@ -56,14 +68,14 @@ def _bars(value: Estimate) -> list[list[float]]:
 
 
 def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
-    """Accuracy over what a tile really kept; a line for each policy, its budgets along it."""
-    styles = _looks(settings)
+    """Accuracy over what a tile really kept; a line for each policy, its budgets along it, or a point without one."""
+    styles, legend = styled(f.variant for f in _findings(settings))
 
     def draw(axes: Axes, setting: Setting) -> None:
         for spec, look in styles.items():
             findings = [f for f in setting.findings if f.spec == spec and f.variant != DENSE]
-            findings.sort(key=lambda f: f.line.effective_budget)
-            xs = [f.line.effective_budget for f in findings]
+            findings.sort(key=lambda f: f.blocks)
+            xs = [f.blocks for f in findings]
             ys = [f.accuracy.value for f in findings]
             for x, f in zip(xs, findings, strict=True):
                 axes.errorbar(x, f.accuracy.value, yerr=_bars(f.accuracy), color=look.colour, elinewidth=1, alpha=0.55)
@@ -75,16 +87,12 @@ def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
         if dense is not None:
             axes.axhline(dense.accuracy.value, color=COLOURS["dense"], linewidth=1.2, zorder=2)
             axes.axhspan(dense.accuracy.low, dense.accuracy.high, color=COLOURS["dense"], alpha=0.07, linewidth=0)
-        found = [f.line.effective_budget for f in setting.findings if f.variant != DENSE]
+        found = [f.blocks for f in setting.findings if f.variant != DENSE]
         if found and max(found) > 6 * min(found):
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         shares(axes)
 
-    legend = [
-        handle(look, marker="", linewidth=1.2) if spec.preset == "dense" else handle(look)
-        for spec, look in styles.items()
-    ]
     subtitle = (
         f"{_tile_budgets(_findings(settings))}; horizontally the effective budget as measured, blocks kept a tile\n"
         "bars, and dense's band: 95% intervals (Wilson's; over contexts where questions share them)"
@@ -95,7 +103,7 @@ def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
         settings,
         legend,
         draw,
-        ("effective budget (blocks a tile)", "accuracy"),
+        ("effective budget (blocks of 64 keys a tile)", "accuracy"),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from closecall.models.load import own_name
+from closecall.policy import Policy
 from closecall.registry import unknown
 
 from ..eval import statistics, summary, text_tables
@@ -25,6 +26,10 @@ from ..spine.numbers import known_mean, size
 from ..spine.table import Table
 
 DENSE: Variant = ("dense", 0)
+PRESETS = ("quest", "router-on-quest", "auto")  # whom a policy without a budget meets, at every budget
+APART = (
+    "Budget `its own`: a policy without a budget, as a tuned one is. It meets each budget of a rival apart: quest@8."
+)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
 ENOUGH = 0.5  # of the examples that count: a policy that ran fewer is left out, so that it does not shrink the others
 
@@ -61,6 +66,10 @@ class Finding:
         return budget_text(self.spec, self.line.budget)
 
     @property
+    def blocks(self) -> float:
+        return blocks(self.line)
+
+    @property
     def label(self) -> str:
         return f"{self.spec}, {self.budget_text}" if self.line.budget else str(self.spec)
 
@@ -72,6 +81,12 @@ def budget_text(spec: Spec, budget: int) -> str:
     tile = spec.tile_budget(budget)
     as_much = "as much as " if spec.control == "matched" else ""  # not this many, but what the router then kept
     return f"{as_much}{budget}" + (f" ({tile} a tile)" if tile is not None else "")
+
+
+def blocks(line: Line) -> float:
+    """What a tile kept, in blocks of 64 keys: policies with smaller blocks keep more of them to read as much."""
+    keys: int = dict(Spec.parse(line.policy).overrides).get("block", Policy.block)
+    return line.effective_budget * keys / Policy.block
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,10 @@ class Setting:
     def graded(self) -> bool:
         """Whether the task gives shares of a point, so that the mean score says more than the accuracy."""
         return any(f.line.score.value != f.accuracy.value for f in self.findings)
+
+    @property
+    def variants(self) -> list[Variant]:
+        return [f.variant for f in self.findings]
 
     def find(self, policy: str, budget: int) -> Finding | None:
         return next((f for f in self.findings if f.variant == (policy, budget)), None)
@@ -273,9 +292,9 @@ def _setting(group: Group, model: str, notes: list[str]) -> Setting:
         return Setting(model, group.model, task, group.context, False, [], [], [], notes, {})
     findings = [_finding(group, line) for line in group.lines()]
     splits = group.splits()
-    pairs = _pairs(group)
-    tests = [(*p, c) for p, c in zip(pairs, group.comparisons(pairs), strict=True)] if pairs else []
-    gaps = {(a, b): _gaps(group, a, b) for a, b in pairs}
+    found = pairs(group.rows)
+    tests = [(*p, c) for p, c in zip(found, group.comparisons(found), strict=True)] if found else []
+    gaps = {(a, b): _gaps(group, a, b) for a, b in found}
     notes = [*notes, *_remarks(group, findings, splits)]
     # The rows themselves are not kept: they hold every layer of every run, and a store may have a hundred thousand.
     return Setting(model, group.model, task, group.context, group.shared, findings, tests, splits, notes, gaps)
@@ -284,8 +303,7 @@ def _setting(group: Group, model: str, notes: list[str]) -> Setting:
 def _texts(group: Group, model: str, notes: list[str]) -> Texts:
     lines = {(line.policy, line.budget): line for line in group.lines()}
     kl = {v: text_tables.by_text(group, v, "kl") for v in lines}
-    pairs = [(a, b) for a, b in _pairs(group) if b != DENSE]  # its KL to itself is 0
-    tables = text_tables.compared(group, f"KL to dense: {text_tables.sample(group)}", pairs)
+    tables = text_tables.compared(group, f"KL to dense: {text_tables.sample(group)}", text_pairs(lines))
     return Texts(model, public(group.task), group.context, lines, kl, tables, notes)
 
 
@@ -373,28 +391,57 @@ def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split])
     return remarks
 
 
-def rivals(spec: Spec) -> dict[str, str]:
-    """Whom a policy is tested against, by what they are to it: dense, top-k on the same grid, and for a router top-k on
-    its own scorer and its controls; with a scorer that the paper does not have, also the paper's best, Quest with and
-    without the router. Dense and the controls are not tested themselves."""
-    if spec.control or not spec.has_budget:
-        return {}
-    names = {"dense": "dense", "topk": str(summary.on_its_grid("topk", spec))}
+def unbudgeted(variant: Variant) -> bool:
+    """Whether the policy says itself what it keeps, as a tuned one does, so that no budget of the grid was given to it.
+
+    Its name does not tell: that of a tuned `auto` is read back from a store like that of an `auto` with a budget.
+    """
+    policy, budget = variant
+    return not budget and Spec.parse(policy).preset != "dense"
+
+
+def rivals(policy: Variant, among: Collection[Variant]) -> list[tuple[str, Variant]]:
+    """Whom a policy is tested against, as far as they were run, and what they are to it. Dense and the controls are not
+    tested themselves."""
+    spec = Spec.parse(policy[0])
+    if spec.control or spec.preset == "dense":
+        return []
+    found = _at_any_budget(policy, among) if unbudgeted(policy) else _at_its_budget(spec, policy[1])
+    return [(what, rival) for what, rival in found if rival in among and rival != policy]
+
+
+def _at_its_budget(spec: Spec, budget: int) -> list[tuple[str, Variant]]:
+    """Dense, top-k on the same grid, and for a router top-k on its own scorer and its controls; with a scorer that the
+    paper does not have, also the paper's best, Quest with and without the router."""
+    found = {"topk": summary.on_its_grid("topk", spec)}
     if spec.scorer not in ("mean", "quest"):
-        names |= {preset: str(summary.on_its_grid(preset, spec)) for preset in ("quest", "router-on-quest")}
+        found |= {preset: summary.on_its_grid(preset, spec) for preset in ("quest", "router-on-quest")}
     if spec.router:
-        names |= {"same scorer": str(summary.plain(spec))}
-        names |= {control: str(replace(spec, control=control)) for control in reversed(CONTROLS)}
-    return names
+        found["same scorer"] = summary.plain(spec)
+        found |= {control: replace(spec, control=control) for control in reversed(CONTROLS)}
+    return [("dense", DENSE), *((what, (str(rival), budget)) for what, rival in found.items())]
 
 
-def _pairs(group: Group) -> list[tuple[Variant, Variant]]:
+def _at_any_budget(policy: Variant, among: Collection[Variant]) -> list[tuple[str, Variant]]:
+    """Dense, the presets as they are, because nobody ran them on this policy's grid, and others without a budget."""
+    found = [(name, (name, budget)) for name in PRESETS for budget in sorted(b for p, b in among if p == name)]
+    others = sorted(v for v in among if unbudgeted(v) and v > policy)  # each two of them meet once
+    return [("dense", DENSE), *found, *(("other", v) for v in others)]
+
+
+def against(policy: Variant, rival: Variant) -> str:
+    """The rival's name, with its budget where that is another than the policy's: `quest@8`."""
+    return rival[0] if rival[1] == policy[1] else summary.label(rival)
+
+
+def pairs(among: Collection[Variant]) -> list[tuple[Variant, Variant]]:
     """Every policy with its rivals, as far as they were run: one family for Holm."""
-    pairs: list[tuple[Variant, Variant]] = []
-    for policy, budget in group.rows:
-        found = (DENSE if rival == "dense" else (rival, budget) for rival in rivals(Spec.parse(policy)).values())
-        pairs += [((policy, budget), r) for r in dict.fromkeys(found) if r in group.rows and r != (policy, budget)]
-    return pairs
+    return list(dict.fromkeys((policy, rival) for policy in among for _, rival in rivals(policy, among)))
+
+
+def text_pairs(among: Collection[Variant]) -> list[tuple[Variant, Variant]]:
+    """Those of texts, without dense: its KL to itself is 0."""
+    return [(policy, rival) for policy, rival in pairs(among) if rival != DENSE]
 
 
 def _gaps(group: Group, a: Variant, b: Variant) -> dict[str, float]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from ..eval import statistics
 from ..eval.statistics import Comparison
+from ..eval.summary import Variant
 from ..spine.numbers import p_text, size
 from ..spine.table import Column, Table
 from . import texts
-from .gather import DENSE, Finding, Gathered, Setting, rivals
-from .tables import estimate, p_values, tested
+from .gather import APART, Finding, Gathered, Setting, against, rivals, unbudgeted
+from .tables import estimate, p_values
 
 ALPHA = 0.05
 RIVALS = {  # in the order of the columns
@@ -25,10 +26,12 @@ RIVALS = {  # in the order of the columns
     "topk": "topk",
     "quest": "quest",
     "router-on-quest": "router-on-quest",
+    "auto": "auto",
     "same scorer": "top-k on its scorer",
     "matched": "/matched",
     "random": "/random",
     "last": "/last",
+    "other": "another without a budget",
 }
 
 
@@ -39,6 +42,7 @@ class Bout:
     setting: Setting
     finding: Finding
     rival: str  # what it is to the policy, a key of RIVALS
+    other: Variant
     test: Comparison
 
     @property
@@ -53,32 +57,36 @@ class Bout:
 
     @property
     def against(self) -> str:
-        return rivals(self.finding.spec)[self.rival]
+        return against(self.finding.variant, self.other)
 
     @property
     def gaps(self) -> dict[str, float]:
-        other = DENSE if self.against == "dense" else (self.against, self.finding.line.budget)
-        return self.setting.gaps[self.finding.variant, other]
+        return self.setting.gaps[self.finding.variant, self.other]
 
     def __str__(self) -> str:
-        return f"{self.verdict} {self.test.wins}:{self.test.losses} ({p_text(self.holm)})".lstrip()
+        # Without a budget the row does not say at which budget the column's rival was, nor who another one is.
+        whom = self.against.removeprefix(self.rival) if unbudgeted(self.finding.variant) else ""
+        return " ".join(
+            filter(None, (whom, self.verdict, f"{self.test.wins}:{self.test.losses} ({p_text(self.holm)})"))
+        )
 
 
 def bouts(settings: Sequence[Setting]) -> Iterator[Bout]:
     for setting in settings:
         for finding in setting.findings:
-            names = rivals(finding.spec)
-            for rival in RIVALS:
-                if rival == "topk" and names.get("same scorer") == names.get("topk"):
+            met = rivals(finding.variant, setting.variants)
+            for rival, other in sorted(met, key=lambda pair: list(RIVALS).index(pair[0])):
+                if rival == "topk" and ("same scorer", other) in met:
                     continue  # the same test stands under its scorer
-                test = tested(setting, finding, rival)
-                if test is not None:
-                    yield Bout(setting, finding, rival, test)
+                test = setting.test(finding.variant, other)
+                assert test is not None  # every finding is tested against all its rivals
+                yield Bout(setting, finding, rival, other, test)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A policy of a model against one rival, over all tasks, contexts and budgets."""
+    """A policy of a model against one rival, over all tasks, contexts and budgets; without a budget, against one of the
+    rival's."""
 
     bouts: Sequence[Bout]
     p: float
@@ -103,11 +111,13 @@ class Standing:
 
 
 def over_all(found: Iterable[Bout]) -> list[Standing]:
-    together: dict[tuple[str, str, str], list[Bout]] = {}
+    together: dict[tuple[str, str], dict[str, list[Bout]]] = {}
     for bout in found:
-        together.setdefault((bout.setting.model, str(bout.finding.spec), bout.rival), []).append(bout)
-    raw = [_over_all(listed) for listed in together.values()]
-    return [Standing(*row) for row in zip(together.values(), raw, statistics.holm(raw), strict=True)]
+        met = together.setdefault((bout.setting.model, str(bout.finding.spec)), {})
+        met.setdefault(bout.against, []).append(bout)
+    groups = [listed for met in together.values() for listed in met.values()]
+    raw = [_over_all(listed) for listed in groups]
+    return [Standing(*row) for row in zip(groups, raw, statistics.holm(raw), strict=True)]
 
 
 def counted(found: Sequence[Bout]) -> Table:
@@ -129,8 +139,13 @@ def counted(found: Sequence[Bout]) -> Table:
         f"A cell is a task, context and budget. better in, worse in: cells with a Holm-corrected p below {ALPHA:g}.",
         "only policy, only other: questions that one of the two answers, over all cells.",
         "p over all: two-sided, by exchanging whole examples with all they scored at any budget. Holm: over the table.",
+        *_apart(found),
     ]
-    return Table("Who beats whom, over all cells", columns, rows, notes)
+    return Table("Who beats whom, over all cells", columns, rows, notes, keys=3)
+
+
+def _apart(found: Sequence[Bout]) -> list[str]:
+    return [APART] if any(unbudgeted(bout.finding.variant) for bout in found) else []
 
 
 def _over_all(found: Sequence[Bout]) -> float:
@@ -142,11 +157,14 @@ def _over_all(found: Sequence[Bout]) -> float:
 
 
 def cells(found: Sequence[Bout]) -> Table:
-    """A row for each model, task, context, policy and budget; a column for each rival."""
-    rows: dict[tuple[int, tuple[str, int]], dict[str, Any]] = {}
+    """A row for each model, task, context, policy and budget, more for a policy that meets several budgets of a rival;
+    a column for each rival."""
+    rows: dict[tuple[int, Variant], list[dict[str, Any]]] = {}
     for bout in found:
-        row = rows.setdefault((id(bout.setting), bout.finding.variant), {"bout": bout})
-        row[bout.rival] = str(bout)
+        mine = rows.setdefault((id(bout.setting), bout.finding.variant), [])
+        if all(bout.rival in row for row in mine):
+            mine.append({"bout": bout})
+        next(row for row in mine if bout.rival not in row)[bout.rival] = str(bout)
     columns = (
         Column("model", "bout.setting.model", left=True),
         Column("task", "bout.setting.task", left=True),
@@ -165,8 +183,9 @@ def cells(found: Sequence[Bout]) -> Table:
         "p-values: exact McNemar; by exchanging whole contexts where questions share them.",
         "Rivals: topk, quest and router-on-quest at the same budget; top-k on the policy's own scorer; the router's "
         "controls. router-on-quest keeps more blocks: see effective.",
+        *_apart(found),
     ]
-    return Table("Who beats whom, cell by cell", columns, list(rows.values()), notes)
+    return Table("Who beats whom, cell by cell", columns, [row for mine in rows.values() for row in mine], notes)
 
 
 def _rival(name: str, title: str) -> Column:

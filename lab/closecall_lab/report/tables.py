@@ -36,11 +36,9 @@ def _p(setting: Setting, finding: Finding, rival: str) -> str | None:
 
 
 def tested(setting: Setting, finding: Finding, rival: str) -> Comparison | None:
-    """The test of a finding against what `gather.rivals` calls by that name."""
-    name = rivals(finding.spec).get(rival)
-    if name is None:
-        return None
-    return setting.test(finding.variant, DENSE if name == "dense" else (name, finding.line.budget))
+    """The test of a finding against the one rival that `gather.rivals` calls by that name."""
+    other = dict(rivals(finding.variant, setting.variants)).get(rival)
+    return None if other is None else setting.test(finding.variant, other)
 
 
 def where(setting: Setting | Texts) -> str:

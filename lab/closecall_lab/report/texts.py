@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,11 @@ from ..eval import statistics
 from ..eval.spec import Spec
 from ..eval.statistics import Estimate
 from ..eval.summary import Variant
-from ..spine.figure import frame, handle, label, plain
+from ..spine.figure import frame, label, plain
 from ..spine.numbers import p_text, plural, size
-from ..spine.style import looks
 from ..spine.table import Column, Table
-from .gather import Texts, budget_text, rivals
+from .figures import styled
+from .gather import APART, Texts, against, blocks, budget_text, text_pairs, unbudgeted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 def nearer(found: Sequence[Texts]) -> Table | None:
     """A row for each model, policy, budget and rival, over all kinds and lengths of text."""
-    together: dict[tuple[str, Variant, Variant], list[Texts]] = {}
+    together: dict[tuple[str, Variant], dict[Variant, list[Texts]]] = {}
     for texts in found:
-        for policy, rival in _pairs(texts):
-            together.setdefault((texts.model, policy, rival), []).append(texts)
-    rows = [_row(*key, listed) for key, listed in together.items()]
+        for policy, rival in text_pairs(texts.kl):
+            together.setdefault((texts.model, policy), {}).setdefault(rival, []).append(texts)
+    rows = [_row(*who, rival, listed) for who, met in together.items() for rival, listed in met.items()]
     corrected = statistics.holm([row["p"] for row in rows])
     columns = (
         Column("model", left=True),
         Column("policy", left=True),
         Column("budget (tile budget)", "budget", left=True),
+        Column("against", left=True),
         Column("blocks", spec=".1f"),
         Column("KL", "kl", ".4f"),
-        Column("against", left=True),
         Column("its blocks", "its_blocks", ".1f"),
         Column("its KL", "its_kl", ".4f"),
         Column("nearer", "better"),
@@ -45,18 +45,12 @@ def nearer(found: Sequence[Texts]) -> Table | None:
     )
     notes = [
         "KL: KL(dense || policy) in nats, means over texts of every kind and length that both have read; blocks: kept "
-        "a tile, measured. nearer, farther: texts on which the policy has less or more KL than its rival.",
+        "a tile, measured, of 64 keys. nearer, farther: texts on which the policy has less or more KL than its rival.",
         "p: two-sided, by exchanging whole texts. Holm: over the table.",
+        *([APART] if any(unbudgeted(policy) for _, policy in together) else []),
     ]
     listed = [row | {"holm": p} for row, p in zip(rows, corrected, strict=True)]
-    return Table("Who is nearer to dense, over all texts", columns, listed, notes) if rows else None
-
-
-def _pairs(texts: Texts) -> Iterator[tuple[Variant, Variant]]:
-    for policy, budget in texts.kl:
-        for rival in dict.fromkeys(rivals(Spec.parse(policy)).values()):
-            if rival != policy and (rival, budget) in texts.kl:
-                yield (policy, budget), (rival, budget)
+    return Table("Who is nearer to dense, over all texts", columns, listed, notes, keys=4) if rows else None
 
 
 def _row(model: str, policy: Variant, rival: Variant, found: Sequence[Texts]) -> dict[str, Any]:
@@ -64,7 +58,8 @@ def _row(model: str, policy: Variant, rival: Variant, found: Sequence[Texts]) ->
     gaps = [mine[text] - theirs[text] for text in mine]
     name, budget = policy
     return {
-        "model": model, "policy": name, "against": rival[0], "budget": budget_text(Spec.parse(name), budget),
+        "model": model, "policy": name, "against": against(policy, rival),
+        "budget": budget_text(Spec.parse(name), budget),
         "blocks": _blocks(found, policy), "its_blocks": _blocks(found, rival),
         "kl": fmean(mine.values()), "its_kl": fmean(theirs.values()),
         "better": sum(g < 0 for g in gaps), "worse": sum(g > 0 for g in gaps), "p": statistics.sign_flips(gaps),
@@ -76,30 +71,31 @@ def _over_all(found: Sequence[Texts], variant: Variant) -> dict[str, float]:
 
 
 def _blocks(found: Sequence[Texts], variant: Variant) -> float:
-    return fmean(texts.lines[variant].effective_budget for texts in found for _ in texts.kl[variant])
+    return fmean(blocks(texts.lines[variant]) for texts in found for _ in texts.kl[variant])
 
 
 def curve(model: str, found: Sequence[Texts]) -> Figure | None:
-    """Mean KL over what a tile really kept, a panel for each length; a line for each policy, its budgets along it."""
+    """Mean KL over what a tile really kept, a panel for each length; a line for each policy, its budgets along it,
+    or a point without one."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    sparse = [(texts, v) for texts in found for v in texts.kl if v[1]]
+    sparse = [(texts, v) for texts in found for v in texts.kl if v[1] or unbudgeted(v)]
     if not sparse:
         return None
-    styles = looks(Spec.parse(policy) for _, (policy, _) in sparse)
+    styles, legend = styled(v for _, v in sparse)
     contexts = sorted({texts.context for texts, _ in sparse})
     figure, grid = frame(
         f"KL to dense over budget: {model}",
         "KL(dense || policy) in nats, lower is better: means over texts, bars 95% over texts; points: single texts\n"
         "horizontally the effective budget as measured, blocks kept a tile",
-        1, len(contexts), [handle(look) for look in styles.values()], share_y=True,
+        1, len(contexts), legend, share_y=True,
     )  # fmt: skip
     for axes, context in zip(grid[0], contexts, strict=True):
         here = [texts for texts in found if texts.context == context]
         count = len({text for texts in here for kl in texts.kl.values() for text in kl})
         plain(axes, f"{size(context)} ({plural(count, 'text')})")
         for spec, look in styles.items():
-            budgets = sorted({b for texts in here for policy, b in texts.kl if policy == str(spec) and b})
+            budgets = sorted({b for texts in here for policy, b in texts.kl if policy == str(spec)})
             _draw(axes, here, [(str(spec), b) for b in budgets], look)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -108,7 +104,7 @@ def curve(model: str, found: Sequence[Texts]) -> Figure | None:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda x, _: f"{x:g}")
             axis.set_minor_locator(NullLocator())
-        label(axes, "effective budget (blocks a tile)", "KL to dense" if axes is grid[0][0] else "")
+        label(axes, "effective budget (blocks of 64 keys a tile)", "KL to dense" if axes is grid[0][0] else "")
     return figure
 
 

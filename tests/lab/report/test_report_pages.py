@@ -142,6 +142,22 @@ def test_curves_are_drawn_where_the_findings_are(gathered: Gathered) -> None:
     assert [t.get_text() for t in drawn.texts[:1]] == ["Accuracy over budget: tiny"]
 
 
+def test_a_policy_without_a_budget_is_a_point(tmp_path: Path) -> None:
+    """Its blocks are of 32 keys: 30 of them are as much as 15 of the others'."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "1111", policy="dense", effective=64.5)
+        add(store, "1110", policy="tuned:smollm2", effective=30.0)
+        add(store, "1100", policy="auto", budget=8, effective=15.5)
+        drawn = figures.accuracy("tiny", gather(store).settings)
+    (axes,) = drawn.axes
+    points = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() not in ("", "None", None)]
+    assert sorted(filter(None, points)) == [[[15.0, 0.75]], [[15.5, 0.5]]]
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["dense", "auto", str(Spec.parse("tuned:smollm2"))]
+    assert [line.get_linestyle() for line in legend.legend_handles] == ["-", "-", "None"]  # type: ignore[union-attr]
+
+
 def test_a_policy_has_one_colour_everywhere(gathered: Gathered) -> None:
     made = [figures.accuracy("tiny", gathered.settings), figures.hits("tiny", gathered.settings)]
     for figure in made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ from closecall_lab.eval import statistics
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, texts
-from closecall_lab.report.gather import Gathered, gather
+from closecall_lab.report.gather import APART, Gathered, gather
 from closecall_lab.report.verdict import verdict
 
 CODE = {("quest", 8): (0.05, 0.06, 0.04), ("router-on-quest", 8): (0.03, 0.03, 0.05), ("auto", 8): (0.02, 0.01, 0.03)}
 PROSE = {("quest", 8): (0.10, 0.20), ("auto", 8): (0.05, 0.25), ("quest", 4): (0.3, 0.4), ("auto", 4): (0.2, 0.3)}
 GAPS = [0.02 - 0.05, 0.01 - 0.06, 0.03 - 0.04, 0.05 - 0.10, 0.25 - 0.20]  # auto against quest at budget 8, over all
+
+# As a store has them, with no budget beside them.
+TUNED, OTHER = (str(Spec.parse(f"tuned:{name}")) for name in ("smollm2", "qwen2.5-coder-1.5b"))
 
 
 def fill(store: Store, *, answers: bool) -> None:
@@ -54,10 +58,10 @@ def test_the_table_over_all_texts(mixed: Gathered) -> None:
     table = texts.nearer(mixed.texts)
     assert table is not None
     text = table.markdown()
-    row = row_of(text, "tiny", "auto", "8 (16 a tile)", "15.0", "0.0720", "quest")
+    row = row_of(text, "tiny", "auto", "8 (16 a tile)", "quest", "15.0", "0.0720")
     assert row[6:10] == ["15.0", "0.0900", "4", "1"]  # blocks, KL, nearer, farther
     assert float(row[10]) == pytest.approx(statistics.sign_flips(GAPS), abs=1e-3)
-    assert row_of(text, "tiny", "auto", "8 (16 a tile)", "15.0", "0.0200", "router-on-quest")[6:10] == [
+    assert row_of(text, "tiny", "auto", "8 (16 a tile)", "router-on-quest", "15.0", "0.0200")[6:10] == [
         "20.5", "0.0367", "3", "0",
     ]  # fmt: skip
     assert row_of(text, "tiny", "auto", "4 (8 a tile)")[8:10] == ["2", "0"]
@@ -65,6 +69,68 @@ def test_the_table_over_all_texts(mixed: Gathered) -> None:
     assert sorted(float(line.split(" | ")[-2]) for line in text.splitlines() if "| tiny" in line) == pytest.approx(
         sorted(raw), abs=1e-3
     )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
+    """With a tuned policy, whose blocks are of 32 keys, on all texts, and another one on code."""
+    with Store(tmp_path_factory.mktemp("tuned") / "s.db") as store:
+        fill(store, answers=False)
+        for task, kl in (("text:kind=code", (0.01, 0.02, 0.05)), ("text:kind=prose", (0.01, 0.3))):
+            add(store, "0" * len(kl), policy="dense", task=task, kl=[0.0] * len(kl), effective=64.5)
+            add(store, "0" * len(kl), policy="tuned:smollm2", task=task, kl=kl, effective=18.0)
+        add(store, "000", policy="tuned:qwen2.5-coder-1.5b", task="text:kind=code", kl=(0.1,) * 3, effective=12.0)
+        return gather(store)
+
+
+def test_a_policy_without_a_budget_meets_every_budget(mixed: Gathered, tuned: Gathered) -> None:
+    table = texts.nearer(tuned.texts)
+    assert table is not None
+    text = table.markdown()
+    met = [r for r in table.rows if r["policy"] == TUNED]
+    assert [(r["against"], r["better"], r["worse"]) for r in met] == [
+        ("quest@8", 3, 2), ("router-on-quest@8", 2, 0), ("auto@8", 2, 3), (OTHER, 3, 0), ("quest@4", 2, 0),
+        ("auto@4", 1, 0),
+    ]  # fmt: skip
+    row = row_of(text, "tiny", TUNED, "its own", "quest@8", "9.0", "0.0780")  # 18 blocks of 32 keys
+    assert row[6:10] == ["15.0", "0.0900", "3", "2"]
+    gaps = [0.01 - 0.05, 0.02 - 0.06, 0.05 - 0.04, 0.01 - 0.10, 0.3 - 0.20]
+    assert met[0]["p"] == pytest.approx(statistics.sign_flips(gaps))
+    assert [r["against"] for r in table.rows if r["policy"] == OTHER] == ["quest@8", "router-on-quest@8", "auto@8"]
+    before = texts.nearer(mixed.texts)
+    assert before is not None
+    budgeted = [r for r in table.rows if r["budget"] != "its own"]
+    assert [r | {"holm": 0} for r in budgeted] == [r | {"holm": 0} for r in before.rows]
+    assert [r["holm"] for r in table.rows] == pytest.approx(statistics.holm([r["p"] for r in table.rows]))
+    assert APART in table.notes
+    assert APART not in before.notes
+
+
+def test_its_kind_of_text_says_so_too(tuned: Gathered) -> None:
+    table = next(t for t in tuned.texts[0].tables if t.title.startswith("Between policies"))
+    listed = [(r["a"], r["b"]) for r in table.rows]
+    assert [b for a, b in listed if a == TUNED] == ["quest@8", "router-on-quest@8", "auto@8", OTHER]
+    assert ("auto@8", "quest@8") in listed
+    assert not any("dense" in pair for pair in listed)
+
+
+def test_it_is_a_point_in_the_picture(tuned: Gathered) -> None:
+    """At what it kept, in blocks as large as the others', and with its name, whole, where no other name is."""
+    figure = texts.curve("tiny", tuned.texts)
+    assert figure is not None
+    (axes,) = figure.axes
+    lines = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() not in (".", "None", "")]
+    assert [[9.0, pytest.approx(0.078)]] in lines
+    assert [[12.0, pytest.approx(0.1)]] in lines
+    (legend,) = figure.legends
+    names = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)}
+    assert list(names) == ["quest", "router-on-quest", "auto", TUNED, OTHER]
+    assert names[TUNED].get_linestyle() == "None"  # type: ignore[union-attr]
+    assert names["auto"].get_linestyle() == "-"  # type: ignore[union-attr]
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert all(figure.bbox.x0 < box.x0 and box.x1 < figure.bbox.x1 for box in boxes)
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_a_text_has_its_own_tables_on_the_page(mixed: Gathered) -> None:
@@ -82,9 +148,6 @@ def test_the_verdict_speaks_of_both(mixed: Gathered) -> None:
     assert said[0] == "tiny: niah-multikey at 8K, 4 questions; dense answers 100%"
     nearest = "auto, 8 (16 a tile), with a mean KL of 0.0720, reading 23% of the blocks."  # 15 of 64
     assert f"tiny: 5 texts read; nearest to dense: {nearest}" in said
-
-
-TUNED = str(Spec.parse("tuned:smollm2"))  # as a store has it, with no budget beside it
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from closecall_lab.eval import statistics
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, tables
-from closecall_lab.report.gather import Gathered, gather, rivals
+from closecall_lab.report.gather import APART, Gathered, gather, rivals
 from closecall_lab.report.verdict import verdict
 
 # Two contexts of the same task: at 4K the router wins where it differs, at 8K it loses; two budgets at 8K.
@@ -174,5 +174,84 @@ def test_another_scorer_meets_the_papers_best(found: Gathered) -> None:
     auto = row_of(cells, "tiny", "niah-multikey", "4K", "auto")
     assert any(cell.startswith("better 25:0") for cell in auto)
     assert row_of(counted, "tiny", "auto", "quest")[6:8] == ["25", "0"]
-    assert rivals(Spec.parse("auto:tile_factor=1"))["router-on-quest"] == "router-on-quest:tile_factor=1"
-    assert "quest" not in rivals(Spec.parse("router"))
+
+
+TUNED, OTHER = (str(Spec.parse(f"tuned:{name}")) for name in ("smollm2", "qwen2.5-coder-1.5b"))  # as a store has them
+RAN = [
+    ("dense", 0), (TUNED, 0), (OTHER, 0), ("quest", 4), ("quest", 8), ("quest:block=32,tile=32", 8), ("topk", 8),
+    ("topk:tile_factor=1", 8), ("auto", 8), ("router-on-quest", 8), ("router-on-quest/matched", 8),
+    ("router-on-quest:tile_factor=1", 8), ("auto:tile_factor=1", 8),
+]  # fmt: skip
+
+
+def test_who_meets_whom() -> None:
+    assert rivals(("auto:tile_factor=1", 8), RAN) == [
+        ("dense", ("dense", 0)), ("topk", ("topk:tile_factor=1", 8)),
+        ("router-on-quest", ("router-on-quest:tile_factor=1", 8)),
+    ]  # fmt: skip
+    assert "quest" not in dict(rivals(("router", 8), RAN))
+    assert rivals((TUNED, 0), RAN) == [
+        ("dense", ("dense", 0)), ("quest", ("quest", 4)), ("quest", ("quest", 8)),
+        ("router-on-quest", ("router-on-quest", 8)), ("auto", ("auto", 8)), ("other", (OTHER, 0)),
+    ]  # fmt: skip
+    assert ("other", (TUNED, 0)) not in rivals((OTHER, 0), RAN)  # the two meet once
+    assert not any(rivals(variant, RAN) for variant in (("dense", 0), ("router-on-quest/matched", 8)))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
+    """Two contexts; Quest's budget 16 was run at the longer one only."""
+    with Store(tmp_path_factory.mktemp("tuned") / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for context in (4096, 8192):
+            add(store, "1" * 12, policy="dense", context=context)
+            add(store, "0" * 2 + "1" * 10, policy="tuned:smollm2", context=context, effective=20.0)
+            add(store, "0" * 3 + "1" * 9, policy="tuned:qwen2.5-coder-1.5b", context=context)
+            add(store, "0" * 12, policy="quest", budget=4, context=context)
+            add(store, "1" * 2 + "0" * 10, policy="auto", budget=4, context=context)
+        add(store, "1" * 12, policy="quest", budget=16, context=8192)
+        return gather(store)
+
+
+def test_a_policy_without_a_budget_meets_each_budget_apart(tuned: Gathered) -> None:
+    counted, cells = (t.markdown() for t in standings.tables(tuned))
+    assert row_of(counted, "tiny", TUNED, "dense")[3:8] == ["2", "0", "0", "0", "4"]
+    assert row_of(counted, "tiny", TUNED, "quest@4")[3:8] == ["2", "2", "0", "20", "0"]
+    assert row_of(counted, "tiny", TUNED, "quest@16")[3:8] == ["1", "0", "0", "0", "2"]
+    assert row_of(counted, "tiny", TUNED, "auto@4")[3:8] == ["2", "0", "0", "20", "4"]
+    assert row_of(counted, "tiny", TUNED, OTHER)[3:8] == ["2", "0", "0", "2", "0"]
+    assert row_of(counted, "tiny", "auto", "quest")[3:8] == ["2", "0", "0", "4", "0"]  # at the same budget: not said
+    rows = [row.split(" | ") for row in counted.splitlines() if row.startswith("| tiny")]
+    assert [row[1] for row in rows] == [TUNED] * 5 + [OTHER] * 4 + ["quest"] + ["auto"] * 2
+    raw = [statistics.sign_flips([1.0] * wins + [-1.0] * losses) for wins, losses in ((20, 0), (20, 4), (2, 0))]
+    assert [float(row_of(counted, "tiny", TUNED, who)[8].replace("<", "")) for who in ("quest@4", "auto@4", OTHER)] == (
+        pytest.approx(raw, abs=1e-3)
+    )
+    assert APART in counted
+    assert APART in cells
+    here = [row for row in cells.splitlines() if "| 8K |" in row and f"| {TUNED} |" in row]
+    assert len(here) == 2  # Quest's two budgets
+    assert re.search(r"\| 0:2 \([\d.]+\) \| @4 better 10:0 \([\d.]+\) \| @4 10:2 \([\d.]+\) \|", here[0])
+    assert f"| {OTHER} 1:0 (1.000) |" in here[0]
+    assert re.search(r"\| - \| @16 0:2 \([\d.]+\) \| - \| - \|", here[1])
+
+
+def test_its_tests_are_of_the_settings_family(tuned: Gathered) -> None:
+    setting = next(s for s in tuned.settings if s.context == 4096)
+    pairs = [(a, b) for a, b, _ in setting.tests]
+    assert pairs == [
+        *(((TUNED, 0), rival) for rival in (("dense", 0), ("quest", 4), ("auto", 4), (OTHER, 0))),
+        *(((OTHER, 0), rival) for rival in (("dense", 0), ("quest", 4), ("auto", 4))),
+        (("quest", 4), ("dense", 0)), (("auto", 4), ("dense", 0)), (("auto", 4), ("quest", 4)),
+    ]  # fmt: skip
+    assert [t.mcnemar_holm for *_, t in setting.tests] == pytest.approx(
+        statistics.holm([t.mcnemar for *_, t in setting.tests])
+    )
+    made = tables.tests(setting)
+    assert made is not None
+    assert f"| {TUNED} | quest, 4 (8 a tile) | +0.83 [" in made.markdown()
+
+
+def test_the_verdict_says_the_rivals_budget(tuned: Gathered) -> None:
+    (line,) = [line for line in verdict(tuned) if line.startswith("Tests")]
+    assert f"{TUNED} is better than quest@4 in 2 of 2" in line
