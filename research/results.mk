@@ -31,6 +31,7 @@ CODE   := code-function:bare=yes,code-constant
 CODER  := $(CODE),niah-multikey:keys=16,questions=8,haystack=manuals
 FIRST  := auto:factor=2,give=0.5
 TEXTS  := text:kind=code,text:kind=manuals,text:kind=docstrings,text:kind=licences,text:kind=json
+TUNED  := tuned:qwen2.5-coder-1.5b
 MAIN   := dense,quest,router-on-quest,router-on-quest/matched,auto
 DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would take ten times as long
 QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --jobs 2 --store $R/qwen2.5-coder-1.5b.db
@@ -43,13 +44,13 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	mkdir -p $R && cp -n research/results/stores/*.db $R/
 	$(BIN)/closecall get qwen2.5-coder-1.5b
 	$(BIN)/closecall get gemma-3-270m
-	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(MAIN)
-	$(QWEN) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 2 --policies quest,router-on-quest,auto,tuned:qwen2.5-coder-1.5b
-	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 33 --n 2 --policies $(MAIN)
-	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 33 --n 1 --policies $(MAIN)
-	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(MAIN),$(TUNED)
+	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN)
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies quest,router-on-quest,router-on-quest/random,router-on-quest/last
+	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN)
+	$(QWEN) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 3 --policies quest,router-on-quest,auto,$(TUNED)
 	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 16 --n 6 --policies $(MAIN)
-	$(QWEN) --tasks $(CODER) --contexts 16k --budgets 16 --n 2 --policies $(MAIN)
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
 	$(QWEN) --tasks $(TEXTS) --contexts 8k,16k --budgets 4,8,16 --n 1 --policies quest,router-on-quest,auto
 	$(BIN)/closecall compare capture --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --save-as bf16 --contexts 8k --n 2 --layers 0,3,6,9,12,15,18,21,24,27 \
 	  --tasks code-function:bare=yes,niah-multikey:keys=16,haystack=manuals --out $R/capture-qwen
