@@ -38,7 +38,7 @@ QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTY
 TOP_P := last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max,factor=dense,give=0.3
 FINER  := block=32,tile=32,tile_factor=4
 KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:pool=64,candidates=4,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(TOP_P),$(TOP_P),$(FINER),$(ORACLE)
-THREE  := quest,topk,router-on-quest,auto,auto:scorer=true-mass,aggregate=mass
+RANKED := quest,topk,router-on-quest,auto,auto:scorer=true-mass,aggregate=mass
 GEMMA  := $(BIN)/closecall eval --model gemma-3-270m --store $R/gemma-3-270m.db
 
 results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many hours; they go on from what research/results/stores has)
@@ -60,8 +60,8 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(GEMMA) --tasks $(TEXTS) --contexts 4k --budgets 4 --n 3 --policies topk,quest,auto
 	$(GEMMA) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 1 --policies dense,topk,quest
 	$(BIN)/closecall compare capture --model gemma-3-270m --dtype $(strip $(DTYPE)) --save-as bf16 --layers 5,11,17 --tasks $(KINDS) --contexts 4k --n 2 --out $R/capture-gemma
-	$(BIN)/closecall compare --captured $R/capture-gemma --split choose --budgets 4 --seconds 0 --against quest --policies $(THREE) --out $R/gemma-choose
-	$(BIN)/closecall compare --captured $R/capture-gemma --split final --budgets 4 --seconds 0 --against quest --policies $(THREE) --out $R/gemma-final
+	$(BIN)/closecall compare --captured $R/capture-gemma --split choose --budgets 4 --seconds 0 --against quest --policies $(RANKED) --out $R/gemma-choose
+	$(BIN)/closecall compare --captured $R/capture-gemma --split final --budgets 4 --seconds 0 --against quest --policies $(RANKED) --out $R/gemma-final
 
 # `auto` in most tables of docs/results.md is its first edition, auto:factor=2,give=0.5; these commands run today's.
 results: $(READY)  ## Every other panel of docs/results.md, into out/results (many hours; resumes where it was stopped)
