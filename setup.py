@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 NATIVE = "src/closecall/backends/native"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -25,6 +27,8 @@ TIERS = {
     "tier_avx512bf16.cpp": [*AVX512, "-mavx512bf16"],
     "tier_amx.cpp": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
+# Tiers for Linux alone, which a compiler may be too old for, and the macro that says they are there.
+NEWER = {"tier_amx.cpp": "CLOSECALL_AMX"}
 # Stripped (`-s`): symbols that nobody outside can use would be a third of the wheel.
 LINK = [] if sys.platform == "win32" else ["-pthread", *([] if os.environ.get("CLOSECALL_SANITIZE") else ["-s"])]
 # Those that take longest come first, so that none is left to run alone.
@@ -40,18 +44,37 @@ class BuildPerTier(build_ext):
             ext.extra_compile_args += SANITIZE
             ext.extra_link_args += SANITIZE[:1]
 
+        sources, macros = list(ext.sources), list(ext.define_macros)
+        for source in filter(lambda s: os.path.basename(s) in NEWER, ext.sources):
+            if sys.platform == "linux" and self.accepts(TIERS[os.path.basename(source)]):
+                macros.append((NEWER[os.path.basename(source)], "1"))
+            else:
+                sources.remove(source)
+
         def compiled(source: str) -> list[str]:
             objects: list[str] = self.compiler.compile(
-                [source], output_dir=self.build_temp, include_dirs=ext.include_dirs, macros=ext.define_macros,
+                [source], output_dir=self.build_temp, include_dirs=ext.include_dirs, macros=macros,
                 extra_postargs=[*ext.extra_compile_args, *TIERS.get(os.path.basename(source), ())], depends=ext.depends,
             )  # fmt: skip
             return objects
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process of its own
-            ext.extra_objects += [made for objects in pool.map(compiled, ext.sources) for made in objects]
+            ext.extra_objects += [made for objects in pool.map(compiled, sources) for made in objects]
         ext.language = "c++"  # without a source to tell it by, the linker would be C's
         ext.sources = []
         super().build_extension(ext)
+
+    def accepts(self, flags: list[str]) -> bool:
+        """Whether the compiler knows the flags."""
+        with tempfile.TemporaryDirectory() as place:
+            empty = os.path.join(place, "empty.cpp")
+            with open(empty, "w"):
+                pass
+            try:
+                self.compiler.compile([empty], output_dir=place, extra_postargs=flags)
+            except CompileError:
+                return False
+        return True
 
 
 class Abi3Wheel(bdist_wheel):

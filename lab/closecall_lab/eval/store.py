@@ -120,7 +120,8 @@ def address(model: str, example: str, policy: str) -> str:
 class Store:
     """An open store. Also a context manager.
 
-    With `create=False` it is there to be read: no byte of the file changes, and no file appears beside it.
+    With `create=False` it is there to be read: no byte of the file changes, and no file appears beside it (but SQLite's
+    index of a log that a killed writer left without one).
     """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
@@ -309,6 +310,19 @@ class Store:
                 fields = dict(zip(_RUN, found[width + 1 :], strict=True))
                 fields |= {name: json.loads(fields[name]) for name in _AS_JSON}
                 yield Row(Cell(*found[:width]), Run(**fields), found[width])
+
+    def cells(self, *, seed: int | None = None, below: int | None = None) -> list[Cell]:
+        """The cells of this semantics version by model, task and context, without their runs; of one seed, and of
+        examples below a number, if given."""
+        named = ", ".join(f"cells.{name}" for name in _CELL)
+        given = {"seed = ?": seed, "number < ?": below}
+        wanted = {condition: value for condition, value in given.items() if value is not None}
+        query = f"SELECT {named} FROM cells JOIN runs USING (key) WHERE {' AND '.join(['semantics = ?', *wanted])}"
+        with self._explained():
+            found = self.connection.execute(
+                f"{query} ORDER BY cells.model, task, context", [SEMANTICS, *wanted.values()]
+            )
+            return [Cell(*row) for row in found]
 
     def count(self) -> int:
         with self._explained():

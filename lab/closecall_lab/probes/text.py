@@ -56,7 +56,7 @@ _BOUNDS = {length: _bounds(pattern) for length, pattern in PATTERNS.items()}
 class TooShortError(ValueError):
     """A passage cannot hold what it is to hold. With so many tokens more (`missing`) it could."""
 
-    def __init__(self, message: str, missing: int) -> None:
+    def __init__(self, message: str, missing: int = 0) -> None:  # unpickled, it is set afterwards
         super().__init__(message)
         self.missing = missing
 

@@ -49,18 +49,21 @@ def _panels(
 
 
 def styled(variants: Iterable[Variant]) -> tuple[dict[Spec, Look], list[Any]]:
-    """A look for each policy over its budgets, and the legend. One without a budget is a point there too; such policies
-    come last, where of several with the same preset the full colour is."""
-    listed = sorted(variants, key=unbudgeted)
+    """A look for each policy over its budgets, and the legend, in which those without a budget, points, come last.
+
+    Of several with the same preset the one with budgets has the full colour, as in the plots that show it alone.
+    """
+    listed = sorted(variants, key=unbudgeted, reverse=True)
     styles = looks(Spec.parse(policy) for policy, _ in listed)
     points = {policy for policy, _ in filter(unbudgeted, listed)}
+    order = sorted(styles, key=lambda spec: str(spec) in points)
 
     def shown(spec: Spec, look: Look) -> Any:
         if spec.preset == "dense":
             return handle(look, marker="", linewidth=1.2)
         return handle(look, linestyle="" if str(spec) in points else look.line)
 
-    return styles, [shown(spec, look) for spec, look in styles.items()]
+    return styles, [shown(spec, styles[spec]) for spec in order]
 
 
 def _bars(value: Estimate) -> list[list[float]]:

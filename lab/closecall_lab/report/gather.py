@@ -20,7 +20,7 @@ from ..eval import statistics, summary, text_tables
 from ..eval.matched import TOLERANCE
 from ..eval.spec import CONTROLS, Spec
 from ..eval.statistics import Comparison, Estimate
-from ..eval.store import SEMANTICS, Row, Store
+from ..eval.store import Row, Store
 from ..eval.summary import Group, Line, Split, Variant
 from ..spine.numbers import known_mean, size
 from ..spine.table import Table
@@ -232,17 +232,10 @@ def _names(known: dict[str, str]) -> dict[str, str]:
 
 def _contents(store: Store, seed: int | None, n: int | None) -> dict[tuple[str, str, int], dict[Variant, Examples]]:
     """Which examples each policy ran in each setting, without reading the runs themselves."""
-    where = [f"semantics = {SEMANTICS}"]
-    where += [f"seed = {int(seed)}"] if seed is not None else []
-    where += [f"number < {int(n)}"] if n is not None else []
-    query = (
-        "SELECT cells.model, task, context, cells.policy, budget, seed, number FROM cells JOIN runs USING (key) "
-        f"WHERE {' AND '.join(where)} ORDER BY 1, 2, 3"
-    )
     contents: dict[tuple[str, str, int], dict[Variant, Examples]] = {}
-    for model, task, context, policy, budget, *example in store.connection.execute(query):
-        setting = contents.setdefault((model, task, context), {})
-        setting.setdefault((policy, budget), set()).add(tuple(example))
+    for cell in store.cells(seed=seed, below=n):
+        setting = contents.setdefault((cell.model, cell.task, cell.context), {})
+        setting.setdefault((cell.policy, cell.budget), set()).add((cell.seed, cell.number))
     return contents
 
 

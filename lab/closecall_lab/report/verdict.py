@@ -91,12 +91,12 @@ def _closest(settings: Sequence[Setting]) -> list[str]:
 
     def rank(found: Sequence[Finding]) -> tuple[float, float]:
         recall = statistics.fmean(f.paired.value for f in found if f.paired is not None)
-        return recall, -statistics.fmean(f.line.effective_budget for f in found)
+        return recall, -statistics.fmean(f.blocks for f in found)
 
     best = max(everywhere.values(), key=rank)
     recall, blocks = rank(best)
     kept = statistics.fmean(f.line.kept_fraction for f in best)
-    read = f"reading {-blocks:.1f} blocks a tile ({kept:.0%})"
+    read = f"reading {-blocks:.1f} blocks of 64 keys a tile ({kept:.0%})"
     return [f"Closest to dense: {best[0].label} keeps {recall:.0%} of its answers, {read}."]
 
 

@@ -88,7 +88,7 @@ class ProbeNeedle(Probe):
     With more `questions` than one, so many are asked for in a row at the end, one in every 64 tokens, teacher-forced.
     """
 
-    fewer: ClassVar[str] = "keys"
+    fewer: ClassVar[str] = "keys or questions"
     keys: int = 24
     questions: int = 1
 
@@ -130,7 +130,7 @@ class ProbeChase(Probe):
     along the way. One at the end can also be generated: `generate`.
     """
 
-    fewer: ClassVar[str] = "hops or chains"
+    fewer: ClassVar[str] = "hops, chains or questions"
     hops: int = 3
     chains: int = 6
     generate: bool = False

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from closecall import Policy
+from closecall import SCORERS, Policy
 from closecall.rules.even import Even
+from closecall.rules.per_head import PerHead
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Cell, Run, Store
 
 LAYERS = 3
+SAVED = "auto:saved=other-1a2b3c4d"  # a policy without a budget of its own, on blocks of 64 keys
 N = 40
 RIGHT = {
     "dense": "1" * 36 + "0" * 4,
@@ -80,7 +82,7 @@ def add(
         run = Run(
             model=model,
             example=f"{task}/{context}/{seed}/{number}{salt}",
-            policy=_policy(spec, budget or 33, effective).to_json(),
+            policy=_policy_of(spec, budget or 33, effective).to_json(),
             score=sum(a["score"] for a in made) / len(made),
             correct=sum(a["correct"] for a in made),
             questions=len(made),
@@ -95,6 +97,8 @@ def add(
         store.add(Cell(model, task, context, seed, number, str(spec), budget), run)
 
 
-def _policy(spec: Spec, budget: int, effective: float) -> Policy:
+def _policy_of(spec: Spec, budget: int, effective: float) -> Policy:
+    if str(spec) == SAVED:  # a name as stores have it, of a file that is gone
+        return Policy(SCORERS["outliers"](), PerHead(((6, 8),)))
     made = spec.policy(budget)
     return made.replace(rule=Even(keep=effective)) if spec.control == "matched" else made

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from synthetic import add
+from synthetic import SAVED, add
 from test_report_pages import run
 from test_standings import row_of
 
@@ -22,7 +22,7 @@ PROSE = {("quest", 8): (0.10, 0.20), ("auto", 8): (0.05, 0.25), ("quest", 4): (0
 GAPS = [0.02 - 0.05, 0.01 - 0.06, 0.03 - 0.04, 0.05 - 0.10, 0.25 - 0.20]  # auto against quest at budget 8, over all
 
 # As a store has them, with no budget beside them.
-TUNED, OTHER = (str(Spec.parse(f"tuned:{name}")) for name in ("smollm2", "qwen2.5-coder-1.5b"))
+TUNED, OTHER = str(Spec.parse("tuned:smollm2")), SAVED  # as a store has them
 
 
 def fill(store: Store, *, answers: bool) -> None:
@@ -79,7 +79,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
         for task, kl in (("text:kind=code", (0.01, 0.02, 0.05)), ("text:kind=prose", (0.01, 0.3))):
             add(store, "0" * len(kl), policy="dense", task=task, kl=[0.0] * len(kl), effective=64.5)
             add(store, "0" * len(kl), policy="tuned:smollm2", task=task, kl=kl, effective=18.0)
-        add(store, "000", policy="tuned:qwen2.5-coder-1.5b", task="text:kind=code", kl=(0.1,) * 3, effective=12.0)
+        add(store, "000", policy=OTHER, task="text:kind=code", kl=(0.1,) * 3, effective=12.0)
         return gather(store)
 
 
@@ -177,6 +177,17 @@ def test_the_verdict_on_questions_hears_it_too(tmp_path: Path) -> None:
             add(store, right, policy=policy, budget=budget)
         said = verdict(gather(store))
     assert said[1].startswith(f"Closest to dense: {TUNED} keeps 100% of its answers")
+
+
+def test_of_equals_the_one_that_reads_fewer_keys_is_named(tmp_path: Path) -> None:
+    """18 blocks of 32 keys are fewer than 15 of 64."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "1111", policy="dense")
+        add(store, "1111", policy="auto", budget=8, effective=15.0)
+        add(store, "1111", policy="tuned:smollm2", effective=18.0)
+        said = verdict(gather(store))
+    assert said[1].startswith(f"Closest to dense: {TUNED} keeps 100% of its answers, reading 9.0 blocks of 64 keys")
 
 
 def test_the_verdict_compares_the_same_texts(tmp_path: Path) -> None:

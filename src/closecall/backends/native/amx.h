@@ -2,8 +2,8 @@
 //
 // They fit the layout that attention has anyway. Panels of packed rows, and weights, are pairs of bfloat16 with lanes
 // along query rows: that is a right operand as it stands. Keys are a left operand where they lie in memory, values once
-// they are turned around (see attend.h). Every sum is taken in the same order whatever lies beside it, so a row's result
-// does not depend on its neighbours.
+// they are turned around (see attend.h). Every sum of finite numbers is taken in the same order whatever lies beside it, so a
+// row's result does not depend on its neighbours. Where something is infinite, sums are AVX-512's, and may round otherwise.
 #pragma once
 #include "dot.h"
 

@@ -165,6 +165,12 @@ struct TileAttention {
     return {(const char*)scratch.k, d * WIDE};
   }
 
+  // n numbers of 16 bits, each `step` of them behind the last.
+  static void copy_16(const char* p, int64_t step, int64_t n, uint16_t* to) {
+    if (step == 1) memcpy(to, p, n * 2);
+    else for (int64_t i = 0; i < n; ++i) memcpy(to + i, p + i * step * 2, 2);
+  }
+
   // n keys as rows of d bfloat16. Keys that lie across are turned around in pairs of coordinates.
   void copy_keys_16(const char* p, int64_t n, uint16_t* to) const {
     int64_t dim = args.shape.D, turned = 0;
@@ -183,9 +189,10 @@ struct TileAttention {
           for (int i = 0; i < LANES; ++i) _mm512_storeu_ps(to + (j + i) * d + turned, x[i]);
         }
 #endif
-    for (int64_t j = 0; j < n; ++j)
-      for (int64_t i = turned; i < d; ++i)
-        if (i < dim) memcpy(to + j * d + i, p + (j * tile.k_row + i * tile.k_dim) * 2, 2); else to[j * d + i] = 0;
+    for (int64_t j = 0; j < n; ++j, to += d) {
+      copy_16(p + (j * tile.k_row + turned * tile.k_dim) * 2, tile.k_dim, dim - turned, to + turned);
+      memset(to + dim, 0, (d - dim) * 2);
+    }
   }
 
 #ifdef CC_BF16_DOT
@@ -218,9 +225,9 @@ struct TileAttention {
           continue;
         }
         uint16_t some[AMX_DEPTH][AMX_DEPTH] = {{0}};
-        for (int64_t x = 0; x < least(AMX_DEPTH, n - j); ++x)
-          for (int64_t y = 0; y < least(AMX_DEPTH, args.shape.Dv - i); ++y)
-            memcpy(&some[x][y], value_at(first + j + x) + (i + y) * tile.v_dim * 2, 2);
+        int64_t there = least(AMX_DEPTH, args.shape.Dv - i);
+        for (int64_t x = 0; x < least(AMX_DEPTH, n - j) && there > 0; ++x)
+          copy_16(value_at(first + j + x) + i * tile.v_dim * 2, tile.v_dim, there, some[x]);
         turn_32((const char*)some, sizeof some[0], to);
       }
     }

@@ -11,7 +11,7 @@
 #include "pool.h"
 #include "tier.h"
 
-#if defined(CLOSECALL_X86) && defined(__linux__)
+#ifdef CLOSECALL_AMX
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,18 +19,16 @@
 
 namespace {
 
+#ifdef CLOSECALL_AMX
 // Whether there is AMX for bfloat16, and Linux lets this process use it: tile registers are large, and kept for those who ask.
 bool has_amx() {
-#if defined(CLOSECALL_X86) && defined(__linux__)
   constexpr unsigned BF16_BIT = 1u << 22, TILE_BIT = 1u << 24;
   constexpr long ASK_FOR_FEATURE = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (BF16_BIT | TILE_BIT)) != (BF16_BIT | TILE_BIT)) return false;
   return syscall(SYS_arch_prctl, ASK_FOR_FEATURE, TILE_DATA) == 0;
-#else
-  return false;
-#endif
 }
+#endif
 
 const std::vector<const Kernels*>& tiers() {
   static const std::vector<const Kernels*> found = [] {
@@ -40,7 +38,9 @@ const std::vector<const Kernels*>& tiers() {
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+#ifdef CLOSECALL_AMX
     if (bf16 && has_amx()) list.push_back(&amx_kernels);
+#endif
     if (bf16) list.push_back(&avx512bf16_kernels);
     if (avx512) list.push_back(&avx512_kernels);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
