@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .checks import MOST, is_whole
+from .checks import MOST, is_number, is_whole
 from .geometry import Geometry
 from .overrides import read as read_overrides
+from .presets import GIVEN, PRESETS, WITH_POOL, composed, parts_of
 from .registry import Component, Registry, unknown
 from .rules.base import RULES, Rule
 from .scorers.base import SCORERS, Scorer
@@ -26,27 +27,6 @@ from .tuned import tuned_path
 
 JSON_VERSION = 1
 
-
-# Every preset is a composition: the scorer's name (dense needs none) and the rule's.
-PRESETS: dict[str, tuple[str | None, str]] = {
-    "dense": (None, "dense"),
-    "topk": ("mean", "topk"),
-    "quest": ("quest", "topk"),
-    "router": ("mean", "router"),
-    "router-on-quest": ("quest", "router"),
-    "auto": ("outliers", "last-tile"),
-}
-
-# What a preset has beside the paper's defaults. `auto` is the selector that won our own comparison at equal budget
-# (docs/results.md): one key of a block as it is, half of the others' box, in each row a softmax over blocks. Uniform
-# top-k, but for the last tile, where most prompts have their question: that reads everything, and the others pay about
-# one block each. From a tile budget of 6 on, what they give at most (0.3 of their unforced blocks) is enough for that.
-GIVEN: dict[str, dict[str, Any]] = {"auto": {"m": 1, "c": 0.5, "aggregate": "softmax", "factor": "dense", "give": 0.3}}
-
-# What comes with a preset's pool where nobody says otherwise: four outlying rows of a tile, and the last 1K rows of a
-# prompt as they are. With them pool=16 lost no answers on the probes that means alone lose (docs/selectors.md).
-WITH_POOL: dict[str, dict[str, int]] = {"auto": {"outlying": 4, "unpooled": 16}}
-
 # The parameters of a policy itself, beside those of its scorer and its rule. Without a scorer only the grid is left.
 GRID = ("block", "tile")
 NEED_A_POOL = ("outlying", "unpooled", "candidates")  # which have no effect where every row is scored
@@ -54,6 +34,7 @@ OWN = (*GRID, "sinks", "aggregate", "pool", *NEED_A_POOL, "share", "scorer")
 SHARES = ("head", "group")
 FILE = "file:"  # in front of the path of a saved policy
 TUNED = "tuned:"  # in front of the name of a model that we ran `closecall tune` on
+TIMES = ":times="  # behind either: every head's budget is multiplied, for longer or shorter prompts
 
 
 @dataclass(frozen=True)
@@ -187,6 +168,21 @@ class Policy:
         rule = self.rule.for_layer(index)
         return self if rule is self.rule else self.replace(rule=rule)
 
+    def times(self, factor: float) -> Policy:
+        """This policy with `factor` times the blocks for every head, as far as its rule has budgets by head.
+
+        Budgets were tuned at one length of prompt. At twice that length, twice the blocks are the same share.
+        """
+        if not is_number(factor) or not 0 < factor <= MOST:
+            raise ValueError(f"times must be a number above 0 and at most {MOST:,}, got {factor!r}")
+        rule = self.rule.times(factor, self.most_forced + 1)
+        if rule is self.rule:
+            raise ValueError(
+                f"times= multiplies budgets by head, which `closecall tune` fits, and this policy has none: "
+                f"{self.rule.describe()}"
+            )
+        return self.replace(rule=rule)
+
     def to_json(self) -> str:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         # As before there were these fields, so that what was stored under a policy's JSON is still found.
@@ -265,30 +261,6 @@ class Policy:
             f"{' and the heads of a KV head' if self.share == 'group' else ''}; {again}"
             f"{self.rule.describe()}; blocks of {self.block} keys, {self.sinks} sink"
         )
-
-
-def composed(scorer: str | None, rule: str) -> str:
-    """The name of a composition with default parameters: a preset's name, or RULE-on-SCORER."""
-    plain = (n for n, parts in PRESETS.items() if parts == (scorer, rule) and n not in GIVEN)
-    return next(plain, f"{rule}-on-{scorer}")
-
-
-def parts_of(name: str) -> tuple[str | None, str]:
-    """The names of the scorer (None: it needs none) and the rule of a preset, or of any `RULE-on-SCORER`."""
-    if name in PRESETS:
-        return PRESETS[name]
-    rule, on, scorer = name.partition("-on-")
-    if not on:
-        raise unknown("policy", name, PRESETS)
-    if rule not in RULES.names() or scorer not in SCORERS.names():
-        every = [*PRESETS, *(f"{r}-on-{s}" for r in RULES.names() for s in SCORERS.names())]
-        near = difflib.get_close_matches(name, every, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"unknown policy {name!r}: {hint}known: {', '.join(sorted(PRESETS))}, and RULE-on-SCORER of the rules "
-            f"{', '.join(RULES.names())} and the scorers {', '.join(SCORERS.names())}"
-        )
-    return scorer, rule
 
 
 def _check_scorer(value: object) -> None:
@@ -415,15 +387,14 @@ def parse(text: str) -> Policy:
     """Reads a policy as it is written on a command line.
 
     A preset's name or `RULE-on-SCORER`, with overrides behind a colon: `auto:budget=8`, `topk-on-box:c=0.25,budget=4`.
-    Or a saved policy: `policy.json`, or any path behind `file:`. Or one that we tuned to a model: `tuned:smollm2`.
+    Or a saved policy: `policy.json`, or any path behind `file:`. Or one that we tuned to a model: `tuned:smollm2`, or
+    `tuned:smollm2:times=2` with twice the blocks for every head, for prompts twice as long as it was tuned on.
     """
     text = text.strip()
-    if text.startswith(TUNED):
-        return Policy.load(tuned_path(text.removeprefix(TUNED)))
-    if text.startswith(FILE):
-        if not text.removeprefix(FILE):
-            raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
-        return Policy.load(text.removeprefix(FILE))
+    if text.startswith((FILE, TUNED)):
+        path, times = saved_at(text)
+        made = Policy.load(path)
+        return made if times is None else made.times(times)
     name, _, options = text.partition(":")
     if name.endswith(".json") and not options:
         return Policy.load(name)
@@ -431,6 +402,25 @@ def parse(text: str) -> Policy:
         return policy(name, **read_overrides(options, text))
     except TypeError as error:
         raise ValueError(f"{text!r}: {error}") from error
+
+
+def saved_at(text: str) -> tuple[str, float | None]:
+    """The path of the policy that `file:PATH` or `tuned:NAME` stands for, and what to multiply its budgets by."""
+    named, given, written = text.rpartition(TIMES) if TIMES in text else (text, "", "")
+    times = read_overrides(f"times={written}", text)["times"] if given else None
+    if given and not is_number(times):
+        raise ValueError(f"{text!r}: times must be a number, such as 2, got {written!r}")
+    path = named.removeprefix(FILE)
+    if named.startswith(TUNED):
+        name, more, options = named.removeprefix(TUNED).partition(":")
+        if more:
+            raise ValueError(
+                f"{text!r}: a tuned policy takes only times=, as in {TUNED}{name}{TIMES}2, got {options!r}"
+            )
+        path = str(tuned_path(name))
+    elif not path:
+        raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
+    return path, times
 
 
 def as_policy(value: Policy | str | os.PathLike[str]) -> Policy:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import closecall
 from closecall import Policy, overrides, policy
 from closecall.models import catalogue
-from closecall.policy import PRESETS, accepted, as_policy
+from closecall.policy import accepted, as_policy
+from closecall.presets import PRESETS
 from closecall.rules.last_tile import LastTile
 from closecall.rules.per_head import PerHead
 from drawing import Case, cases, over
@@ -403,6 +404,38 @@ def test_tuned_policies_that_ship_fit_the_models_they_are_named_after() -> None:
         assert rule.rule.head_dim == entry.head_dim
         assert len(rule.rule.budgets) == entry.full_layers
         assert {len(listed) for listed in rule.rule.budgets} == {entry.q_heads}
+
+
+def test_a_tuned_policy_at_another_length_keeps_the_share_of_each_head() -> None:
+    at_4k, at_8k = as_policy("tuned:smollm2"), as_policy("tuned:smollm2:times=2")
+    assert at_8k == at_4k.times(2) == policy("tuned:smollm2:times=2")
+    assert at_8k.replace(rule=at_4k.rule) == at_4k
+    assert isinstance(at_4k.rule, LastTile)
+    assert isinstance(at_8k.rule, LastTile)
+    assert isinstance(at_4k.rule.rule, PerHead)
+    assert isinstance(at_8k.rule.rule, PerHead)
+    assert at_8k.rule.rule.budgets == tuple(tuple(2 * b for b in listed) for listed in at_4k.rule.rule.budgets)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tuned:smollm2:times=two", "'tuned:smollm2:times=two': times must be a number, such as 2, got 'two'"),
+        ("tuned:smollm2:times=", "'times=' has no value: write times=VALUE"),
+        ("tuned:smollm2:times=0", "times must be a number above 0 and at most .*, got 0"),
+        ("tuned:smollm2:times=-1", "got -1"),
+        ("tuned:smollm2:budget=8", "a tuned policy takes only times=, as in tuned:smollm2:times=2, got 'budget=8'"),
+        ("tuned:smollm2:times=2:budget=8", "times: '2:budget=8' is neither a number"),
+        ("file:plain.json:times=2", "times= multiplies budgets by head, .*and this policy has none: keep 14 blocks"),
+    ],
+)
+def test_wrong_multiples_of_a_tuned_policy(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy("quest", budget=7).save("plain.json")
+    with pytest.raises(ValueError, match=message):
+        as_policy(text)
 
 
 def test_saved_files_as_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

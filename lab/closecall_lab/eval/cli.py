@@ -22,6 +22,7 @@ Policies:
   RULE-on-SCORER                                         any other combination
   router:q=0.3,rho=2                                     with overrides
   file:PATH, tuned:NAME                                  saved by `closecall calibrate` or `tune`; tuned by us
+  tuned:NAME:times=2                                     with twice the blocks for every head, for longer prompts
   router/random, router/last, router/matched             a router's controls: random or the last tiles are expanded;
                                                          uniform top-k with as many blocks as the router kept
 """

@@ -16,14 +16,14 @@ from closecall.checks import is_number
 from closecall.overrides import split as split_overrides
 from closecall.overrides import value as read_value
 from closecall.overrides import write as write_value
-from closecall.policy import FILE, GIVEN, TUNED, Policy, accepted, parts_of, policy
+from closecall.policy import FILE, TUNED, Policy, accepted, policy, saved_at
+from closecall.presets import GIVEN, parts_of
 from closecall.registry import Component, unknown
 from closecall.rules.base import RULES, Rule
 from closecall.rules.router import Router
 from closecall.rules.topk import TopK
 from closecall.triggers.base import TRIGGERS
 from closecall.triggers.quantile import Quantile
-from closecall.tuned import tuned_path
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
@@ -51,10 +51,8 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        if text.strip().startswith(FILE):
-            return cls._from_file(text.strip().removeprefix(FILE))
-        if text.strip().startswith(TUNED):
-            return cls._from_file(str(tuned_path(text.strip().removeprefix(TUNED))))
+        if text.strip().startswith((FILE, TUNED)):
+            return cls._from_file(*saved_at(text.strip()))
         named, _, options = text.strip().partition(":")
         preset, _, control = named.partition("/")
         _, rule = parts_of(preset)
@@ -76,7 +74,7 @@ class Spec:
         return spec
 
     @classmethod
-    def _from_file(cls, text: str) -> Spec:
+    def _from_file(cls, text: str, times: float | None) -> Spec:
         path, control = text, ""
         before, slash, last = text.rpartition("/")
         if slash and not Path(text).exists():
@@ -85,7 +83,10 @@ class Spec:
             elif Path(before).is_file():
                 raise unknown(f"control of {before!r}", last, CONTROLS)
         made = _read(path)
-        spec = cls(made.name, "", _overrides_of(made, path), made)
+        overrides = _overrides_of(made, path)
+        if times is not None:
+            made, overrides = made.times(times), tuple(sorted((*overrides, ("times", times))))
+        spec = cls(made.name, "", overrides, made)
         if control and not spec.router:
             raise ValueError(f"{FILE}{text}: only a router has controls, {made.name} has no tiles to trigger")
         if control and control not in spec.controls:
@@ -184,8 +185,6 @@ class Spec:
 
 def _read(path: str) -> Policy:
     """The policy that `Policy.save` wrote."""
-    if not path:
-        raise ValueError(f"{FILE} needs the path of a saved policy: {FILE}out/policy.json")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the budget in the file: the grid's is what counts

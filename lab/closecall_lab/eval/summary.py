@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from closecall.policy import PRESETS, composed, parts_of
+from closecall.presets import PRESETS, composed, parts_of
 
 from ..spine.numbers import known_mean
 from ..spine.table import Column, Table

@@ -104,6 +104,13 @@ class Rule(Component):
         there = {name: part.for_layer(index) for name, part in parts.items()}
         return dataclasses.replace(self, **there) if any(there[name] is not parts[name] for name in parts) else self
 
+    def times(self, factor: float, least: int) -> Rule:
+        """The rule with `factor` times the blocks wherever a part of it has budgets by head, and no fewer than `least`;
+        itself where none has."""
+        parts = {name: part for name, part in self._parts().items() if isinstance(part, Rule)}
+        there = {name: part.times(factor, least) for name, part in parts.items()}
+        return dataclasses.replace(self, **there) if any(there[name] is not parts[name] for name in parts) else self
+
     def made_for(self) -> tuple[int, ...] | None:
         """The layers that a part of it was fitted to; None where it suits every layer of every model."""
         return next((layers for part in self._parts().values() if (layers := part.made_for()) is not None), None)

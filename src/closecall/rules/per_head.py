@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check_layers, is_number
+from ..checks import check_layers, exact, is_number
 from ..ranking import Decision, Ranked, margins_at
 from ..registry import Setting
 from .base import RULES, Heads, Rule
@@ -86,6 +86,10 @@ class PerHead(Rule):
                 "run `closecall tune` on this model"
             )
         return PerHead((self.budgets[self.layers.index(index)],), (index,), self.head_dim)
+
+    def times(self, factor: float, least: int) -> PerHead:
+        scaled = (tuple(max(round(b * exact(factor)), least) for b in listed) for listed in self.budgets)
+        return PerHead(tuple(scaled), self.layers, self.head_dim)
 
     def made_for(self) -> tuple[int, ...]:
         return self.layers

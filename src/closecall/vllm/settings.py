@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..chunks import chunk_proof
-from ..policy import PRESETS, Policy, as_policy, policy
+from ..policy import Policy, as_policy, policy
+from ..presets import PRESETS
 from ..registry import unknown
 
 ENVIRONMENT = "CLOSECALL_VLLM"

@@ -261,6 +261,13 @@ def test_files_that_are_no_policies(text: str, tmp_path: Path) -> None:
         Spec.parse(f"file:{path}")
 
 
+def test_a_multiple_of_a_tuned_policy_has_its_name_and_its_own_blocks() -> None:
+    once, twice = Spec.parse("tuned:smollm2"), Spec.parse("tuned:smollm2:times=2")
+    assert str(twice) == f"{once},times=2"
+    assert twice.policy(8) == closecall.policy("tuned:smollm2:times=2") != once.policy(8)
+    assert not twice.has_budget
+
+
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     saved(tmp_path / "a.json", calibrated())
     saved(tmp_path / "topk.json", closecall.policy("topk"))

@@ -54,6 +54,17 @@ def test_heads_of_other_ranks_have_their_own_budgets() -> None:
     assert torch.equal(policy.rule.decide(ranked).counts, whole.counts[:, 2:].long())
 
 
+def test_multiples_are_rounded_and_never_below_what_a_tile_needs() -> None:
+    policy = tuned((5, 9), (7, 4), layers=(3, 8))
+    assert policy.times(1.5).rule == PerHead(((8, 14), (10, 6)), (3, 8))
+    assert policy.most_forced == 3
+    assert policy.times(0.1).rule == PerHead(((4, 4), (4, 4)), (3, 8))
+    q, k, _ = drawn(heads=2, kv_heads=1)
+    kept = closecall.select(q, k, policy.times(2).for_layer(3))
+    alone = closecall.select(q, k, tuned((10, 18)))
+    assert torch.equal(kept.counts, alone.counts)
+
+
 def test_a_layer_takes_its_own_and_json_brings_all_back() -> None:
     policy = tuned((5, 9), (7, 4), layers=(3, 8))
     assert policy.for_layer(8).rule == PerHead(((7, 4),), (8,))
