@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -16,7 +17,7 @@ from closecall.checks import is_number
 from closecall.overrides import split as split_overrides
 from closecall.overrides import value as read_value
 from closecall.overrides import write as write_value
-from closecall.policy import FILE, TUNED, Policy, accepted, policy, saved_at
+from closecall.policy import FILE, TIMES, TUNED, Policy, accepted, policy, saved_at
 from closecall.presets import GIVEN, parts_of
 from closecall.registry import Component, unknown
 from closecall.rules.base import RULES, Rule
@@ -24,6 +25,7 @@ from closecall.rules.router import Router
 from closecall.rules.topk import TopK
 from closecall.triggers.base import TRIGGERS
 from closecall.triggers.quantile import Quantile
+from closecall.tuned import shipped
 
 CONTROLS = {
     "random": "as many tiles as the router's, drawn at random",
@@ -100,6 +102,18 @@ class Spec:
     def __str__(self) -> str:
         options = ",".join(f"{key}={write_value(value)}" for key, value in self.overrides)
         return self.preset + (f"/{self.control}" if self.control else "") + (f":{options}" if options else "")
+
+    @property
+    def family(self) -> Spec:
+        """The policy that this is a multiple of, or itself: one line in a picture."""
+        return replace(self, overrides=tuple(given for given in self.overrides if given[0] != "times"), saved=None)
+
+    @property
+    def title(self) -> str:
+        """Its name in pictures and verdicts: as one types it where we ship that very policy."""
+        typed = _as_typed().get(str(self.family))
+        times = dict(self.overrides).get("times")
+        return str(self) if typed is None else typed if times is None else f"{typed}{TIMES}{write_value(times)}"
 
     @property
     def scorer(self) -> str | None:
@@ -181,6 +195,17 @@ class Spec:
             warnings.simplefilter("always")
             self.base._made(budget)
         return [str(w.message) for w in caught]
+
+
+def title(name: str) -> str:
+    """The title of the policy that has this name in a store."""
+    return Spec.parse(name).title
+
+
+@functools.cache
+def _as_typed() -> dict[str, str]:
+    """The policies that we tuned to models, by the names they have in a store."""
+    return {str(Spec.parse(TUNED + model)): TUNED + model for model in shipped()}
 
 
 def _read(path: str) -> Policy:

@@ -18,7 +18,7 @@ from ..tasks.scoring import choice_in
 from . import statistics
 from .kept import mean
 from .matched import TOLERANCE, Applied
-from .spec import CONTROLS, Spec
+from .spec import CONTROLS, Spec, title
 from .statistics import Comparison, Decomposition, Estimate
 from .store import Row, Store
 
@@ -176,7 +176,8 @@ def where(task: str, context: int) -> str:
 
 
 def label(variant: Variant) -> str:
-    return f"{variant[0]}@{variant[1]}" if variant[1] else variant[0]
+    name, budget = variant
+    return f"{title(name)}@{budget}" if budget else title(name)
 
 
 def plain(spec: Spec) -> Spec:
@@ -257,7 +258,7 @@ def tables(group: Group, name: str) -> list[Table]:
 
 
 KEPT = (
-    Column("policy", left=True),
+    Column("policy", lambda r: title(r["policy"]), left=True),
     Column("budget", lambda r: r["budget"] or None),
     Column("tile budget"),
     Column("effective", "effective_budget", ".1f"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,19 +50,20 @@ def _panels(
 
 
 def styled(variants: Iterable[Variant]) -> tuple[dict[Spec, Look], list[Any]]:
-    """A look for each policy over its budgets, and the legend, in which those without a budget, points, come last.
+    """A look for each policy over its budgets, or over the multiples of a tuned one, and the legend, in which those
+    without a budget come last. A policy that was run in one size only, without a budget, is a point.
 
     Of several with the same preset the one with budgets has the full colour, as in the plots that show it alone.
     """
-    listed = sorted(variants, key=unbudgeted, reverse=True)
-    styles = looks(Spec.parse(policy) for policy, _ in listed)
-    points = {policy for policy, _ in filter(unbudgeted, listed)}
-    order = sorted(styles, key=lambda spec: str(spec) in points)
+    listed = sorted(dict.fromkeys(variants), key=unbudgeted, reverse=True)
+    styles = looks(Spec.parse(policy).family for policy, _ in listed)
+    sizes = Counter(Spec.parse(variant[0]).family for variant in filter(unbudgeted, listed))
+    order = sorted(styles, key=lambda spec: spec in sizes)
 
     def shown(spec: Spec, look: Look) -> Any:
         if spec.preset == "dense":
             return handle(look, marker="", linewidth=1.2)
-        return handle(look, linestyle="" if str(spec) in points else look.line)
+        return handle(look, linestyle="" if sizes[spec] == 1 else look.line)
 
     return styles, [shown(spec, styles[spec]) for spec in order]
 
@@ -76,7 +78,7 @@ def accuracy(model: str, settings: Sequence[Setting]) -> Figure:
 
     def draw(axes: Axes, setting: Setting) -> None:
         for spec, look in styles.items():
-            findings = [f for f in setting.findings if f.spec == spec and f.variant != DENSE]
+            findings = [f for f in setting.findings if f.spec.family == spec and f.variant != DENSE]
             findings.sort(key=lambda f: f.blocks)
             xs = [f.blocks for f in findings]
             ys = [f.accuracy.value for f in findings]

@@ -18,7 +18,7 @@ from closecall.registry import unknown
 
 from ..eval import statistics, summary, text_tables
 from ..eval.matched import TOLERANCE
-from ..eval.spec import CONTROLS, Spec
+from ..eval.spec import CONTROLS, Spec, title
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import Row, Store
 from ..eval.summary import Group, Line, Split, Variant
@@ -71,7 +71,7 @@ class Finding:
 
     @property
     def label(self) -> str:
-        return f"{self.spec}, {self.budget_text}" if self.line.budget else str(self.spec)
+        return f"{self.spec.title}, {self.budget_text}" if self.line.budget else self.spec.title
 
 
 def budget_text(spec: Spec, budget: int) -> str:
@@ -424,7 +424,7 @@ def _at_any_budget(policy: Variant, among: Collection[Variant]) -> list[tuple[st
 
 def against(policy: Variant, rival: Variant) -> str:
     """The rival's name, with its budget where that is another than the policy's: `quest@8`."""
-    return rival[0] if rival[1] == policy[1] else summary.label(rival)
+    return title(rival[0]) if rival[1] == policy[1] else summary.label(rival)
 
 
 def pairs(among: Collection[Variant]) -> list[tuple[Variant, Variant]]:

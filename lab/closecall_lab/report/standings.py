@@ -125,7 +125,7 @@ def counted(found: Sequence[Bout]) -> Table:
     rows = over_all(found)
     columns = (
         Column("model", "first.setting.model", left=True),
-        Column("policy", "first.finding.spec", left=True),
+        Column("policy", "first.finding.spec.title", left=True),
         Column("against", "first.against", left=True),
         Column("cells", lambda r: len(r.bouts)),
         Column("better in", lambda r: sum(b.verdict == "better" for b in r.bouts)),
@@ -169,7 +169,7 @@ def cells(found: Sequence[Bout]) -> Table:
         Column("model", "bout.setting.model", left=True),
         Column("task", "bout.setting.task", left=True),
         Column("context", lambda r: size(r["bout"].setting.context) if r["bout"].setting.context else None),
-        Column("policy", "bout.finding.spec", left=True),
+        Column("policy", "bout.finding.spec.title", left=True),
         Column("budget (tile budget)", "bout.finding.budget_text", left=True),
         Column("effective", "bout.finding.line.effective_budget", ".1f"),
         Column("questions", "bout.setting.questions"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..eval.spec import CONTROLS
+from ..eval.spec import CONTROLS, title
 from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
 from ..spine.numbers import known_mean, p_text, plural, size
@@ -53,7 +53,7 @@ def sample(setting: Setting) -> str:
 def policies(setting: Setting) -> Table:
     """Accuracy and paired recall in the paper's layout: a row for each policy."""
     columns = (
-        Column("policy", "spec", left=True),
+        Column("policy", "spec.title", left=True),
         Column("scorer", left=True),
         Column("budget (tile budget)", "budget_text", left=True),
         Column("effective budget", "line.effective_budget", ".1f"),
@@ -118,7 +118,7 @@ def tests(setting: Setting) -> Table | None:
 
 def _rival(labels: dict[Variant, str], a: Variant, b: Variant) -> str:
     """The budget is said where it is another."""
-    return b[0] if a[1] == b[1] or not b[1] else labels[b]
+    return title(b[0]) if a[1] == b[1] or not b[1] else labels[b]
 
 
 def split(setting: Setting) -> Table | None:
@@ -139,7 +139,7 @@ def split(setting: Setting) -> Table | None:
     return Table("Where the lift comes from: budget or selectivity", columns, rows, notes) if rows else None
 
 
-_WHO = (Column("policy", "spec", left=True), Column("budget (tile budget)", "budget_text", left=True))
+_WHO = (Column("policy", "spec.title", left=True), Column("budget (tile budget)", "budget_text", left=True))
 
 
 def triggers(setting: Setting) -> Table | None:
@@ -221,7 +221,7 @@ def side_by_side(settings: Sequence[Setting]) -> Table:
         if variant == DENSE:
             rows.append({"finding": None, "by_model": by_model})
     columns: list[Column] = [
-        Column("policy", lambda r: "n_dc" if r["finding"] is None else str(r["finding"].spec), left=True),
+        Column("policy", lambda r: "n_dc" if r["finding"] is None else r["finding"].spec.title, left=True),
         Column("scorer", "finding.scorer", left=True),
         Column("budget (tile budget)", "finding.budget_text", left=True),
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ..eval import statistics
-from ..eval.spec import Spec
+from ..eval.spec import Spec, title
 from ..eval.statistics import Estimate
 from ..eval.summary import Variant
 from ..spine.figure import frame, label, plain
@@ -58,7 +58,7 @@ def _row(model: str, policy: Variant, rival: Variant, found: Sequence[Texts]) ->
     gaps = [mine[text] - theirs[text] for text in mine]
     name, budget = policy
     return {
-        "model": model, "policy": name, "against": against(policy, rival),
+        "model": model, "policy": title(name), "against": against(policy, rival),
         "budget": budget_text(Spec.parse(name), budget),
         "blocks": _blocks(found, policy), "its_blocks": _blocks(found, rival),
         "kl": fmean(mine.values()), "its_kl": fmean(theirs.values()),
@@ -75,8 +75,8 @@ def _blocks(found: Sequence[Texts], variant: Variant) -> float:
 
 
 def curve(model: str, found: Sequence[Texts]) -> Figure | None:
-    """Mean KL over what a tile really kept, a panel for each length; a line for each policy, its budgets along it,
-    or a point without one."""
+    """Mean KL over what a tile really kept, a panel for each length; a line for each policy, its budgets, or the
+    multiples of a tuned one, along it."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     sparse = [(texts, v) for texts in found for v in texts.kl if v[1] or unbudgeted(v)]
@@ -95,8 +95,7 @@ def curve(model: str, found: Sequence[Texts]) -> Figure | None:
         count = len({text for texts in here for kl in texts.kl.values() for text in kl})
         plain(axes, f"{size(context)} ({plural(count, 'text')})")
         for spec, look in styles.items():
-            budgets = sorted({b for texts in here for policy, b in texts.kl if policy == str(spec)})
-            _draw(axes, here, [(str(spec), b) for b in budgets], look)
+            _draw(axes, here, {v for texts in here for v in texts.kl if Spec.parse(v[0]).family == spec}, look)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.margins(x=0.25)
@@ -108,7 +107,7 @@ def curve(model: str, found: Sequence[Texts]) -> Figure | None:
     return figure
 
 
-def _draw(axes: Axes, found: Sequence[Texts], variants: Sequence[Variant], look: Any) -> None:
+def _draw(axes: Axes, found: Sequence[Texts], variants: Collection[Variant], look: Any) -> None:
     points = []
     for variant in variants:
         read = [texts for texts in found if variant in texts.kl]
@@ -121,8 +120,8 @@ def _draw(axes: Axes, found: Sequence[Texts], variants: Sequence[Variant], look:
         points.append((blocks, value.value))
     if points:
         axes.plot(
-            *zip(*points, strict=True), look.line, color=look.colour, marker=look.marker, markerfacecolor=look.fill,
-            markersize=5.5, linewidth=1 if look.control else 1.8, zorder=3, clip_on=False,
+            *zip(*sorted(points), strict=True), look.line, color=look.colour, marker=look.marker,
+            markerfacecolor=look.fill, markersize=5.5, linewidth=1 if look.control else 1.8, zorder=3, clip_on=False,
         )  # fmt: skip
 
 

@@ -71,7 +71,8 @@ def _sparse(variant: Variant) -> bool:
 def _name(variant: Variant) -> str:
     """The policy and its budget; a policy without one, as a tuned one is, has its name alone."""
     policy, budget = variant
-    return f"{policy}, {budget_text(Spec.parse(policy), budget)}" if budget else policy
+    spec = Spec.parse(policy)
+    return f"{spec.title}, {budget_text(spec, budget)}" if budget else spec.title
 
 
 def _range(values: Sequence[int]) -> str:
@@ -107,7 +108,7 @@ def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
     for bout in bouts(settings):
         if bout.rival == "dense":
             continue
-        pair = (str(bout.finding.spec), bout.against)
+        pair = (bout.finding.spec.title, bout.against)
         tested[pair] += 1
         if bout.verdict:
             counted[(*pair, bout.verdict)] += 1
@@ -117,10 +118,15 @@ def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
         whole = [s for s in together if s.verdict and s.first.rival != "dense"]
         if not whole:
             return "Tests, Holm-corrected: no policy differs from another beyond chance."
-        pairs = [f"{s.first.finding.spec} is {s.verdict} than {s.first.against} (p {p_text(s.holm)})" for s in whole]
-        more = f", and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
-        return f"Tests, Holm-corrected: beyond chance in no single setting, but over all {'; '.join(pairs[:3])}{more}."
-    listed = sorted(counted.items(), key=lambda item: -item[1])[:3]
+        pairs = [
+            f"{s.first.finding.spec.title} is {s.verdict} than {s.first.against} (p {p_text(s.holm)})" for s in whole
+        ]
+        return f"Tests, Holm-corrected: beyond chance in no single setting, but over all {_three(pairs)}."
+    listed = sorted(counted.items(), key=lambda item: -item[1])
     said = [f"{a} is {how} than {b} in {n} of {tested[a, b]}" for (a, b, how), n in listed]
-    more = f", and {len(counted) - 3} more pairs" if len(counted) > 3 else ""
-    return f"Tests, Holm-corrected, by setting and budget: {'; '.join(said)}{more}."
+    return f"Tests, Holm-corrected, by setting and budget: {_three(said)}."
+
+
+def _three(said: Sequence[str]) -> str:
+    more = f", and {plural(len(said) - 3, 'more pair')}" if len(said) > 3 else ""
+    return "; ".join(said[:3]) + more

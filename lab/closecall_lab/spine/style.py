@@ -32,6 +32,8 @@ class Named(Protocol):
     def base(self) -> Named: ...
     @property
     def control(self) -> str: ...
+    @property
+    def title(self) -> str: ...
 
 
 N = TypeVar("N", bound=Named)
@@ -79,5 +81,5 @@ def looks(specs: Iterable[N]) -> dict[N, Look]:
         # The last listed, the strongest setting, has the full colour.
         share = 0.55 * (among - 1 - place) / (among - 1) if among > 1 else 0.0
         marker = MARKERS[spec.control] if spec.control or among == 1 else VARIANTS[place % len(VARIANTS)]
-        styles[spec] = Look(str(spec), _lighter(colour(spec.preset), share), marker, bool(spec.control))
+        styles[spec] = Look(spec.title, _lighter(colour(spec.preset), share), marker, bool(spec.control))
     return styles

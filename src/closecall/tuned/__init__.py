@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def shipped() -> dict[str, Path]:
+    """Their files, by the model's name."""
+    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.json"))}
+
+
 def tuned_path(model: str) -> Path:
     """The file of the policy that we tuned to a model."""
-    there = {path.stem: path for path in Path(__file__).parent.glob("*.json")}
+    there = shipped()
     if model not in there:
-        known = ", ".join(sorted(there))
+        known = ", ".join(there)
         raise ValueError(
             f"no policy was tuned to {model!r}: there are {known}; `closecall tune --model {model}` makes one"
         )

@@ -266,6 +266,11 @@ def test_a_multiple_of_a_tuned_policy_has_its_name_and_its_own_blocks() -> None:
     assert str(twice) == f"{once},times=2"
     assert twice.policy(8) == closecall.policy("tuned:smollm2:times=2") != once.policy(8)
     assert not twice.has_budget
+    assert once.title == "tuned:smollm2"
+    assert Spec.parse(str(twice)).title == twice.title == "tuned:smollm2:times=2"  # also read back from a store
+    assert twice.family == once.family == once
+    older = str(once).replace(str(once)[-20:], "saved=smollm2-0000,tile=32")
+    assert Spec.parse(older).title == older  # other budgets than those that we ship now
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

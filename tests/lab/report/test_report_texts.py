@@ -11,7 +11,6 @@ from test_report_pages import run
 from test_standings import row_of
 
 from closecall_lab.eval import statistics
-from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, texts
 from closecall_lab.report.gather import APART, Gathered, gather
@@ -22,7 +21,7 @@ PROSE = {("quest", 8): (0.10, 0.20), ("auto", 8): (0.05, 0.25), ("quest", 4): (0
 GAPS = [0.02 - 0.05, 0.01 - 0.06, 0.03 - 0.04, 0.05 - 0.10, 0.25 - 0.20]  # auto against quest at budget 8, over all
 
 # As a store has them, with no budget beside them.
-TUNED, OTHER = str(Spec.parse("tuned:smollm2")), SAVED  # as a store has them
+TUNED, OTHER = "tuned:smollm2", SAVED  # one that we ship, by the name that people type, and another one
 
 
 def fill(store: Store, *, answers: bool) -> None:
@@ -131,6 +130,34 @@ def test_it_is_a_point_in_the_picture(tuned: Gathered) -> None:
     boxes = [text.get_window_extent() for text in legend.get_texts()]
     assert all(figure.bbox.x0 < box.x0 and box.x1 < figure.bbox.x1 for box in boxes)
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_multiples_of_one_policy_are_a_line(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for policy, kl, kept in (
+            (TUNED, 0.02, 30.0),
+            (f"{TUNED}:times=0.5", 0.05, 16.0),
+            (f"{TUNED}:times=2", 0.01, 56),
+        ):
+            add(store, "00", policy=policy, task="text:kind=code", kl=(kl, kl), effective=kept)
+        found = gather(store)
+    figure = texts.curve("tiny", found.texts)
+    assert figure is not None
+    (line,) = [line for line in figure.axes[0].lines if line.get_marker() not in (".", "None", "")]
+    assert line.get_xydata().tolist() == [
+        [8, pytest.approx(0.05)],
+        [15, pytest.approx(0.02)],
+        [28, pytest.approx(0.01)],
+    ]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [TUNED]
+    assert [line.get_linestyle() for line in legend.legend_handles] == ["-"]  # type: ignore[union-attr]
+    table = texts.nearer(found.texts)
+    assert table is not None
+    assert {(row["policy"], row["against"]) for row in table.rows} == {
+        (TUNED, f"{TUNED}:times=0.5"), (TUNED, f"{TUNED}:times=2"), (f"{TUNED}:times=0.5", f"{TUNED}:times=2"),
+    }  # fmt: skip
 
 
 def test_a_text_has_its_own_tables_on_the_page(mixed: Gathered) -> None:

@@ -177,6 +177,7 @@ def test_another_scorer_meets_the_papers_best(found: Gathered) -> None:
 
 
 TUNED, OTHER = str(Spec.parse("tuned:smollm2")), SAVED  # as a store has them
+TYPED = "tuned:smollm2"  # as people read it
 RAN = [
     ("dense", 0), (TUNED, 0), (OTHER, 0), ("quest", 4), ("quest", 8), ("quest:block=32,tile=32", 8), ("topk", 8),
     ("topk:tile_factor=1", 8), ("auto", 8), ("router-on-quest", 8), ("router-on-quest/matched", 8),
@@ -215,21 +216,21 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
 
 def test_a_policy_without_a_budget_meets_each_budget_apart(tuned: Gathered) -> None:
     counted, cells = (t.markdown() for t in standings.tables(tuned))
-    assert row_of(counted, "tiny", TUNED, "dense")[3:8] == ["2", "0", "0", "0", "4"]
-    assert row_of(counted, "tiny", TUNED, "quest@4")[3:8] == ["2", "2", "0", "20", "0"]
-    assert row_of(counted, "tiny", TUNED, "quest@16")[3:8] == ["1", "0", "0", "0", "2"]
-    assert row_of(counted, "tiny", TUNED, "auto@4")[3:8] == ["2", "0", "0", "20", "4"]
-    assert row_of(counted, "tiny", TUNED, OTHER)[3:8] == ["2", "0", "0", "2", "0"]
+    assert row_of(counted, "tiny", TYPED, "dense")[3:8] == ["2", "0", "0", "0", "4"]
+    assert row_of(counted, "tiny", TYPED, "quest@4")[3:8] == ["2", "2", "0", "20", "0"]
+    assert row_of(counted, "tiny", TYPED, "quest@16")[3:8] == ["1", "0", "0", "0", "2"]
+    assert row_of(counted, "tiny", TYPED, "auto@4")[3:8] == ["2", "0", "0", "20", "4"]
+    assert row_of(counted, "tiny", TYPED, OTHER)[3:8] == ["2", "0", "0", "2", "0"]
     assert row_of(counted, "tiny", "auto", "quest")[3:8] == ["2", "0", "0", "4", "0"]  # at the same budget: not said
     rows = [row.split(" | ") for row in counted.splitlines() if row.startswith("| tiny")]
-    assert [row[1] for row in rows] == [TUNED] * 5 + [OTHER] * 4 + ["quest"] + ["auto"] * 2
+    assert [row[1] for row in rows] == [TYPED] * 5 + [OTHER] * 4 + ["quest"] + ["auto"] * 2
     raw = [statistics.sign_flips([1.0] * wins + [-1.0] * losses) for wins, losses in ((20, 0), (20, 4), (2, 0))]
-    assert [float(row_of(counted, "tiny", TUNED, who)[8].replace("<", "")) for who in ("quest@4", "auto@4", OTHER)] == (
+    assert [float(row_of(counted, "tiny", TYPED, who)[8].replace("<", "")) for who in ("quest@4", "auto@4", OTHER)] == (
         pytest.approx(raw, abs=1e-3)
     )
     assert APART in counted
     assert APART in cells
-    here = [row for row in cells.splitlines() if "| 8K |" in row and f"| {TUNED} |" in row]
+    here = [row for row in cells.splitlines() if "| 8K |" in row and f"| {TYPED} |" in row]
     assert len(here) == 2  # Quest's two budgets
     assert re.search(r"\| 0:2 \([\d.]+\) \| @4 better 10:0 \([\d.]+\) \| @4 10:2 \([\d.]+\) \|", here[0])
     assert f"| {OTHER} 1:0 (1.000) |" in here[0]
@@ -249,9 +250,9 @@ def test_its_tests_are_of_the_settings_family(tuned: Gathered) -> None:
     )
     made = tables.tests(setting)
     assert made is not None
-    assert f"| {TUNED} | quest, 4 (8 a tile) | +0.83 [" in made.markdown()
+    assert f"| {TYPED} | quest, 4 (8 a tile) | +0.83 [" in made.markdown()
 
 
 def test_the_verdict_says_the_rivals_budget(tuned: Gathered) -> None:
     (line,) = [line for line in verdict(tuned) if line.startswith("Tests")]
-    assert f"{TUNED} is better than quest@4 in 2 of 2" in line
+    assert f"{TYPED} is better than quest@4 in 2 of 2" in line
