@@ -29,18 +29,19 @@ def answer(
     with store.transaction():
         for number in range(of):
             good = number < right
-            made = Spec.parse(policy).policy(budget or 33)
+            spec = Spec.parse(policy)
+            made = spec.policy(budget or 33)
             one = {"score": float(good), "correct": good, "output": "", "asked_triggered": 0.0}
             layers: dict[str, Any] = {"layer": [0], "hit": [None], "hit_union": [None]}
             layers |= {key: [None] for key in ("trigger_rate", "asked_triggered", "last_triggered")}
             named = (made.to_json(), float(good), int(good), 1, 16.0, 0.1, context, 1.0)
             run = Run("f" * 64, f"{context}/{seed}/{number}", *named, answers=[one], layers=layers, warnings=[])
-            store.put(Cell("f" * 64, "niah-multikey", context, seed, number, policy, budget), run)
+            store.put(Cell("f" * 64, "niah-multikey", context, seed, number, str(spec), budget), run)
 
 
 def profile(path: Path, walls: dict[str, float], *, model: str = "llama-3-8b", context: int = 8192) -> Path:
     """Walls over the SDPA model's."""
-    named = {v.name: v for v in read("topk,quest,router", (8,))}
+    named = {v.name: v for v in read("topk,quest,router,tuned:smollm2", (8,))}
     lap = dict.fromkeys(PARTS, 0.0)
     laps = {name: [lap | {"rest": seconds}] for name, seconds in ({"unattached": 1.0} | walls).items()}
     cell = {
@@ -177,6 +178,17 @@ def test_the_command(command: Command, store: Path, tmp_path: Path, capsys: pyte
     }  # fmt: skip
     listed = json.loads((out / "pareto.json").read_text())
     assert {p["policy"]: p["verdict"] for p in listed}["router"] == "Pareto win, perhaps"
+
+
+def test_a_tuned_policy_is_joined_too_and_has_the_name_that_people_type(
+    command: Command, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(store) as made:
+        answer(made, "tuned:smollm2", 0, 9)
+    path = profile(tmp_path / "p.json", {"dense": 0.8, "quest@8": 0.45, str(Spec.parse("tuned:smollm2")): 0.4})
+    assert command("pareto", "--store", store, "--profile", path, "--out", tmp_path / "out") == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("tuned:smollm2 "))
+    assert row.split()[-6:] == ["0.40", "0.50", "yes", "Pareto", "win,", "perhaps"]
 
 
 def test_what_is_not_there(command: Command, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],

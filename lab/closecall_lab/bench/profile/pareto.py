@@ -25,7 +25,7 @@ from ...spine.results import Store as Results
 from ...spine.style import INK, QUIET, looks
 from ...spine.table import Column, Table
 from . import tables
-from .policies import DENSE
+from .policies import DENSE, named
 from .shapes import ALIASES
 
 if TYPE_CHECKING:
@@ -115,12 +115,9 @@ def walls(paths: Sequence[Path]) -> Profiles:
                 continue
             kind = (cell["dtype"], cell["threads"], cell["device"])
             here = profiles.setdefault((_model(cell["model"]), cell["context"]), {}).setdefault(kind, {})
-            named = {
-                (spec, budget): (spec if not budget else f"{spec}@{budget}") for spec, budget, _ in cell["variants"]
-            }
-            for variant, name in named.items():
-                row = tables.row(cell, record["result"], name)
-                here[variant] = Wall(row["over_unattached"], row["over_dense"])
+            for spec, budget, _ in cell["variants"]:
+                row = tables.row(cell, record["result"], named(spec, budget))
+                here[spec, budget] = Wall(row["over_unattached"], row["over_dense"])
     if not profiles:
         raise ValueError(
             f"no profile of a model or a shape is in {', '.join(map(str, paths))}: run `closecall profile` first"
@@ -199,7 +196,7 @@ def _budget(p: Point) -> str | None:
 
 
 COLUMNS = (
-    Column("policy", "policy", left=True),
+    Column("policy", lambda r: Spec.parse(r.policy).title, left=True),
     Column("budget (tile budget)", lambda r: _budget(r), left=True),
     Column("questions", "accuracy.n"),
     Column("accuracy", lambda r: estimate(r.accuracy)),

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from closecall.policy import Policy
 
 from ...eval.spec import Spec, split
-from ...eval.summary import label
 
 UNATTACHED = "unattached"
 DENSE = "dense"
 PROFILED = ("topk", "router", "router-on-quest")
+
+
+def named(spec: str, budget: int) -> str:
+    """What a policy is called in results, as the store of evaluations calls it."""
+    return f"{spec}@{budget}" if budget else spec
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class ProfiledPolicy:
 
     @property
     def name(self) -> str:
-        return label((self.spec, self.budget))
+        return named(self.spec, self.budget)
 
     def to_json(self) -> list[str | int]:
         return [self.spec, self.budget, self.policy.to_json()]

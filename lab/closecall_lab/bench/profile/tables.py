@@ -10,6 +10,7 @@ from typing import Any
 
 from closecall.policy import Policy
 
+from ...eval.spec import Spec
 from ...report.paper import ATTENTION_SHARE, MODELS, PARETO, PARETO_WHERE
 from ...spine.numbers import size, three_digits
 from ...spine.results import Facts, Measured, Store
@@ -86,7 +87,10 @@ def theirs(cell: Facts) -> str:
 
 
 def shown_name(found: Row) -> str:
-    return f"not attached: {theirs(found)}" if found["name"] == UNATTACHED else str(found["name"])
+    if found["name"] == UNATTACHED:
+        return f"not attached: {theirs(found)}"
+    name, at, budget = str(found["name"]).partition("@")
+    return Spec.parse(name).title + at + budget
 
 
 def _seconds(key: str) -> Callable[[Row], str | None]:
@@ -200,7 +204,7 @@ def _crossings(found: Sequence[tuple[Facts, str, str, Crossover]], base: str) ->
     columns = [
         Column("type", "dtype", left=True),
         Column("threads"),
-        Column("policy", "name", left=True),
+        Column("policy", shown_name, left=True),
         Column(f"overtakes {base} at", lambda r: r.get(UNATTACHED), left=True),
         Column("overtakes our dense at", lambda r: r.get(DENSE), left=True),
     ]
