@@ -63,8 +63,9 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(BIN)/closecall compare --captured $R/capture-gemma --split choose --budgets 4 --seconds 0 --against quest --policies $(RANKED) --out $R/gemma-choose
 	$(BIN)/closecall compare --captured $R/capture-gemma --split final --budgets 4 --seconds 0 --against quest --policies $(RANKED) --out $R/gemma-final
 
-# `auto` in most tables of docs/results.md is its first edition, auto:factor=2,give=0.5; these commands run today's.
+# `auto` in most tables of docs/results-selectors.md is its first edition, auto:factor=2,give=0.5; these commands run today's.
 results: $(READY)  ## Every other panel of docs/results.md, into out/results (many hours; resumes where it was stopped)
+	mkdir -p $R && cp -n research/results/stores/*.db $R/
 	$(BIN)/closecall get smollm2
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(NEEDLE) --contexts 8k,16k,32k --budgets 3 --n 25 --controls --store $R/probes.db
 	$(BIN)/closecall eval --models probe:qwen2,probe:qwen3 --tasks $(CHASE) --contexts 8k,16k,32k --budgets 5 --n 34 --controls --store $R/probes.db
@@ -79,7 +80,7 @@ results: $(READY)  ## Every other panel of docs/results.md, into out/results (ma
 	$(BIN)/closecall eval --model smollm2 --dtype fp32 --tasks niah-single:questions=16,haystack=prose,niah-multikey:keys=8,questions=8,haystack=prose \
 	  --contexts 4k --budgets 4 --n 4 --policies dense,quest,auto,auto:pool=16,auto:c=0.25,auto:block=32,tile=64,tile_factor=4,auto:pool=64,candidates=4,auto:scorer=true-mass,aggregate=mass,tuned:smollm2 --store $R/smollm2-ring.db
 	$(BIN)/closecall eval --model smollm2 --dtype fp32 --tasks niah-single:questions=16,haystack=prose,niah-multikey:keys=8,questions=8,haystack=prose \
-	  --contexts 4k --budgets 8 --n 4 --policies dense,quest,router-on-quest,auto --store $R/smollm2-ring.db
+	  --contexts 4k --budgets 4,6,8,12 --n 4 --policies dense,quest,router-on-quest,auto --store $R/smollm2-ring.db
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(TEXTS) --contexts 4k --budgets 4 --n 3 \
 	  --policies quest,router-on-quest,auto,auto:factor=2,give=0.5,tuned:smollm2 --store $R/smollm2-text.db
 	$(BIN)/closecall report --store $R/smollm2.db --out $R/smollm2
