@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics as plain_statistics
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +26,10 @@ from ..spine.numbers import known_mean, size
 from ..spine.table import Table
 
 DENSE: Variant = ("dense", 0)
-PRESETS = ("quest", "router-on-quest", "auto")  # whom a policy without a budget meets, at every budget
-APART = (
-    "Budget `its own`: a policy without a budget, as a tuned one is. It meets each budget of a rival apart: quest@8."
+PRESETS = ("quest", "router-on-quest", "auto")  # whom a policy without a budget meets
+NEAREST = (
+    "Budget `its own`: a policy without a budget, as a tuned one is. It meets each rival at the budget that read most "
+    "nearly as many keys."
 )
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
 ENOUGH = 0.5  # of the examples that count: a policy that ran fewer is left out, so that it does not shrink the others
@@ -118,8 +119,9 @@ class Setting:
         return any(f.line.score.value != f.accuracy.value for f in self.findings)
 
     @property
-    def variants(self) -> list[Variant]:
-        return [f.variant for f in self.findings]
+    def kept(self) -> dict[Variant, float]:
+        """What a tile kept under each policy, in blocks of 64 keys."""
+        return {f.variant: f.blocks for f in self.findings}
 
     def find(self, policy: str, budget: int) -> Finding | None:
         return next((f for f in self.findings if f.variant == (policy, budget)), None)
@@ -285,7 +287,8 @@ def _setting(group: Group, model: str, notes: list[str]) -> Setting:
         return Setting(model, group.model, task, group.context, False, [], [], [], notes, {})
     findings = [_finding(group, line) for line in group.lines()]
     splits = group.splits()
-    found = pairs(group.rows)
+    kept = {f.variant: f.blocks for f in findings}
+    found = pairs({variant: kept[variant] for variant in group.rows})
     tests = [(*p, c) for p, c in zip(found, group.comparisons(found), strict=True)] if found else []
     gaps = {(a, b): _gaps(group, a, b) for a, b in found}
     notes = [*notes, *_remarks(group, findings, splits)]
@@ -296,7 +299,9 @@ def _setting(group: Group, model: str, notes: list[str]) -> Setting:
 def _texts(group: Group, model: str, notes: list[str]) -> Texts:
     lines = {(line.policy, line.budget): line for line in group.lines()}
     kl = {v: text_tables.by_text(group, v, "kl") for v in lines}
-    tables = text_tables.compared(group, f"KL to dense: {text_tables.sample(group)}", text_pairs(lines))
+    tables = text_tables.compared(
+        group, f"KL to dense: {text_tables.sample(group)}", text_pairs({v: blocks(line) for v, line in lines.items()})
+    )
     return Texts(model, public(group.task), group.context, lines, kl, tables, notes)
 
 
@@ -393,13 +398,13 @@ def unbudgeted(variant: Variant) -> bool:
     return not budget and Spec.parse(policy).preset != "dense"
 
 
-def rivals(policy: Variant, among: Collection[Variant]) -> list[tuple[str, Variant]]:
+def rivals(policy: Variant, among: Mapping[Variant, float]) -> list[tuple[str, Variant]]:
     """Whom a policy is tested against, as far as they were run, and what they are to it. Dense and the controls are not
-    tested themselves."""
+    tested themselves. `among` tells for each how much a tile kept."""
     spec = Spec.parse(policy[0])
     if spec.control or spec.preset == "dense":
         return []
-    found = _at_any_budget(policy, among) if unbudgeted(policy) else _at_its_budget(spec, policy[1])
+    found = _with_as_many_keys(policy, among) if unbudgeted(policy) else _at_its_budget(spec, policy[1])
     return [(what, rival) for what, rival in found if rival in among and rival != policy]
 
 
@@ -415,11 +420,20 @@ def _at_its_budget(spec: Spec, budget: int) -> list[tuple[str, Variant]]:
     return [("dense", DENSE), *((what, (str(rival), budget)) for what, rival in found.items())]
 
 
-def _at_any_budget(policy: Variant, among: Collection[Variant]) -> list[tuple[str, Variant]]:
-    """Dense, the presets as they are, because nobody ran them on this policy's grid, and others without a budget."""
-    found = [(name, (name, budget)) for name in PRESETS for budget in sorted(b for p, b in among if p == name)]
-    others = sorted(v for v in among if unbudgeted(v) and v > policy)  # each two of them meet once
-    return [("dense", DENSE), *found, *(("other", v) for v in others)]
+def _with_as_many_keys(policy: Variant, among: Mapping[Variant, float]) -> list[tuple[str, Variant]]:
+    """Dense; each preset as it is, because nobody ran it on this policy's grid, at the budget that kept most nearly as
+    much; and others without a budget, but for multiples of the same policy."""
+
+    def family(variant: Variant) -> Spec:
+        return Spec.parse(variant[0]).family
+
+    found: list[tuple[str, Variant]] = [("dense", DENSE)]
+    for name in PRESETS:
+        budgets = [v for v in among if v[0] == name]
+        if budgets:
+            found.append((name, min(budgets, key=lambda v: (abs(among[v] - among[policy]), v[1]))))
+    others = (v for v in among if unbudgeted(v) and v > policy)  # each two of them meet once
+    return found + [("other", v) for v in sorted(others) if family(v) != family(policy)]
 
 
 def against(policy: Variant, rival: Variant) -> str:
@@ -427,12 +441,12 @@ def against(policy: Variant, rival: Variant) -> str:
     return title(rival[0]) if rival[1] == policy[1] else summary.label(rival)
 
 
-def pairs(among: Collection[Variant]) -> list[tuple[Variant, Variant]]:
+def pairs(among: Mapping[Variant, float]) -> list[tuple[Variant, Variant]]:
     """Every policy with its rivals, as far as they were run: one family for Holm."""
     return list(dict.fromkeys((policy, rival) for policy in among for _, rival in rivals(policy, among)))
 
 
-def text_pairs(among: Collection[Variant]) -> list[tuple[Variant, Variant]]:
+def text_pairs(among: Mapping[Variant, float]) -> list[tuple[Variant, Variant]]:
     """Those of texts, without dense: its KL to itself is 0."""
     return [(policy, rival) for policy, rival in pairs(among) if rival != DENSE]
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..eval import statistics
+from ..eval.spec import title
 from ..eval.statistics import Comparison
 from ..eval.summary import Variant
 from ..spine.numbers import p_text, size
 from ..spine.table import Column, Table
 from . import texts
-from .gather import APART, Finding, Gathered, Setting, against, rivals, unbudgeted
+from .gather import NEAREST, Finding, Gathered, Setting, against, rivals, unbudgeted
 from .tables import estimate, p_values
 
 ALPHA = 0.05
@@ -57,7 +58,13 @@ class Bout:
 
     @property
     def against(self) -> str:
-        return against(self.finding.variant, self.other)
+        """The rival, over all budgets."""
+        return title(self.other[0])
+
+    @property
+    def policy(self) -> str:
+        """The policy, over all budgets or multiples."""
+        return self.finding.spec.family.title
 
     @property
     def gaps(self) -> dict[str, float]:
@@ -65,7 +72,11 @@ class Bout:
 
     def __str__(self) -> str:
         # Without a budget the row does not say at which budget the column's rival was, nor who another one is.
-        whom = self.against.removeprefix(self.rival) if unbudgeted(self.finding.variant) else ""
+        whom = (
+            against(self.finding.variant, self.other).removeprefix(self.rival)
+            if unbudgeted(self.finding.variant)
+            else ""
+        )
         return " ".join(
             filter(None, (whom, self.verdict, f"{self.test.wins}:{self.test.losses} ({p_text(self.holm)})"))
         )
@@ -74,7 +85,7 @@ class Bout:
 def bouts(settings: Sequence[Setting]) -> Iterator[Bout]:
     for setting in settings:
         for finding in setting.findings:
-            met = rivals(finding.variant, setting.variants)
+            met = rivals(finding.variant, setting.kept)
             for rival, other in sorted(met, key=lambda pair: list(RIVALS).index(pair[0])):
                 if rival == "topk" and ("same scorer", other) in met:
                     continue  # the same test stands under its scorer
@@ -85,8 +96,7 @@ def bouts(settings: Sequence[Setting]) -> Iterator[Bout]:
 
 @dataclass(frozen=True)
 class Standing:
-    """A policy of a model against one rival, over all tasks, contexts and budgets; without a budget, against one of the
-    rival's."""
+    """A policy of a model against one rival, over all tasks, contexts and budgets."""
 
     bouts: Sequence[Bout]
     p: float
@@ -113,7 +123,7 @@ class Standing:
 def over_all(found: Iterable[Bout]) -> list[Standing]:
     together: dict[tuple[str, str], dict[str, list[Bout]]] = {}
     for bout in found:
-        met = together.setdefault((bout.setting.model, str(bout.finding.spec)), {})
+        met = together.setdefault((bout.setting.model, bout.policy), {})
         met.setdefault(bout.against, []).append(bout)
     groups = [listed for met in together.values() for listed in met.values()]
     raw = [_over_all(listed) for listed in groups]
@@ -125,7 +135,7 @@ def counted(found: Sequence[Bout]) -> Table:
     rows = over_all(found)
     columns = (
         Column("model", "first.setting.model", left=True),
-        Column("policy", "first.finding.spec.title", left=True),
+        Column("policy", "first.policy", left=True),
         Column("against", "first.against", left=True),
         Column("cells", lambda r: len(r.bouts)),
         Column("better in", lambda r: sum(b.verdict == "better" for b in r.bouts)),
@@ -139,13 +149,13 @@ def counted(found: Sequence[Bout]) -> Table:
         f"A cell is a task, context and budget. better in, worse in: cells with a Holm-corrected p below {ALPHA:g}.",
         "only policy, only other: questions that one of the two answers, over all cells.",
         "p over all: two-sided, by exchanging whole examples with all they scored at any budget. Holm: over the table.",
-        *_apart(found),
+        *_nearest(found),
     ]
     return Table("Who beats whom, over all cells", columns, rows, notes, keys=3)
 
 
-def _apart(found: Sequence[Bout]) -> list[str]:
-    return [APART] if any(unbudgeted(bout.finding.variant) for bout in found) else []
+def _nearest(found: Sequence[Bout]) -> list[str]:
+    return [NEAREST] if any(unbudgeted(bout.finding.variant) for bout in found) else []
 
 
 def _over_all(found: Sequence[Bout]) -> float:
@@ -157,7 +167,7 @@ def _over_all(found: Sequence[Bout]) -> float:
 
 
 def cells(found: Sequence[Bout]) -> Table:
-    """A row for each model, task, context, policy and budget, more for a policy that meets several budgets of a rival;
+    """A row for each model, task, context, policy and budget, more for a policy that meets several others without one;
     a column for each rival."""
     rows: dict[tuple[int, Variant], list[dict[str, Any]]] = {}
     for bout in found:
@@ -183,7 +193,7 @@ def cells(found: Sequence[Bout]) -> Table:
         "p-values: exact McNemar; by exchanging whole contexts where questions share them.",
         "Rivals: topk, quest and router-on-quest at the same budget; top-k on the policy's own scorer; the router's "
         "controls. router-on-quest keeps more blocks: see effective.",
-        *_apart(found),
+        *_nearest(found),
     ]
     return Table("Who beats whom, cell by cell", columns, [row for mine in rows.values() for row in mine], notes)
 

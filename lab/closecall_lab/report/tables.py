@@ -37,7 +37,7 @@ def _p(setting: Setting, finding: Finding, rival: str) -> str | None:
 
 def tested(setting: Setting, finding: Finding, rival: str) -> Comparison | None:
     """The test of a finding against the one rival that `gather.rivals` calls by that name."""
-    other = dict(rivals(finding.variant, setting.variants)).get(rival)
+    other = dict(rivals(finding.variant, setting.kept)).get(rival)
     return None if other is None else setting.test(finding.variant, other)
 
 

@@ -14,7 +14,7 @@ from ..spine.figure import frame, label, plain
 from ..spine.numbers import p_text, plural, size
 from ..spine.table import Column, Table
 from .figures import styled
-from .gather import APART, Texts, against, blocks, budget_text, text_pairs, unbudgeted
+from .gather import NEAREST, Texts, blocks, budget_text, text_pairs, unbudgeted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 def nearer(found: Sequence[Texts]) -> Table | None:
     """A row for each model, policy, budget and rival, over all kinds and lengths of text."""
-    together: dict[tuple[str, Variant], dict[Variant, list[Texts]]] = {}
+    together: dict[tuple[str, Variant], dict[str, list[tuple[Texts, Variant]]]] = {}
     for texts in found:
-        for policy, rival in text_pairs(texts.kl):
-            together.setdefault((texts.model, policy), {}).setdefault(rival, []).append(texts)
-    rows = [_row(*who, rival, listed) for who, met in together.items() for rival, listed in met.items()]
+        for policy, rival in text_pairs({v: blocks(texts.lines[v]) for v in texts.kl}):
+            together.setdefault((texts.model, policy), {}).setdefault(title(rival[0]), []).append((texts, rival))
+    rows = [_row(*who, name, met) for who, rivals in together.items() for name, met in rivals.items()]
     corrected = statistics.holm([row["p"] for row in rows])
     columns = (
         Column("model", left=True),
@@ -47,31 +47,33 @@ def nearer(found: Sequence[Texts]) -> Table | None:
         "KL: KL(dense || policy) in nats, means over texts of every kind and length that both have read; blocks: kept "
         "a tile, measured, of 64 keys. nearer, farther: texts on which the policy has less or more KL than its rival.",
         "p: two-sided, by exchanging whole texts. Holm: over the table.",
-        *([APART] if any(unbudgeted(policy) for _, policy in together) else []),
+        *([NEAREST] if any(unbudgeted(policy) for _, policy in together) else []),
     ]
     listed = [row | {"holm": p} for row, p in zip(rows, corrected, strict=True)]
     return Table("Who is nearer to dense, over all texts", columns, listed, notes, keys=4) if rows else None
 
 
-def _row(model: str, policy: Variant, rival: Variant, found: Sequence[Texts]) -> dict[str, Any]:
-    mine, theirs = (_over_all(found, variant) for variant in (policy, rival))
+def _row(model: str, policy: Variant, rival: str, met: Sequence[tuple[Texts, Variant]]) -> dict[str, Any]:
+    """One policy against one rival, which may have another budget on other kinds of text."""
+    read = [(texts, policy) for texts, _ in met]
+    mine, theirs = _over_all(read), _over_all(met)
     gaps = [mine[text] - theirs[text] for text in mine]
     name, budget = policy
     return {
-        "model": model, "policy": title(name), "against": against(policy, rival),
+        "model": model, "policy": title(name), "against": rival,
         "budget": budget_text(Spec.parse(name), budget),
-        "blocks": _blocks(found, policy), "its_blocks": _blocks(found, rival),
+        "blocks": _blocks(read), "its_blocks": _blocks(met),
         "kl": fmean(mine.values()), "its_kl": fmean(theirs.values()),
         "better": sum(g < 0 for g in gaps), "worse": sum(g > 0 for g in gaps), "p": statistics.sign_flips(gaps),
     }  # fmt: skip
 
 
-def _over_all(found: Sequence[Texts], variant: Variant) -> dict[str, float]:
-    return {text: kl for texts in found for text, kl in texts.kl[variant].items()}
+def _over_all(read: Sequence[tuple[Texts, Variant]]) -> dict[str, float]:
+    return {text: kl for texts, variant in read for text, kl in texts.kl[variant].items()}
 
 
-def _blocks(found: Sequence[Texts], variant: Variant) -> float:
-    return fmean(blocks(texts.lines[variant]) for texts in found for _ in texts.kl[variant])
+def _blocks(read: Sequence[tuple[Texts, Variant]]) -> float:
+    return fmean(blocks(texts.lines[variant]) for texts, variant in read for _ in texts.kl[variant])
 
 
 def curve(model: str, found: Sequence[Texts]) -> Figure | None:
@@ -110,11 +112,11 @@ def curve(model: str, found: Sequence[Texts]) -> Figure | None:
 def _draw(axes: Axes, found: Sequence[Texts], variants: Collection[Variant], look: Any) -> None:
     points = []
     for variant in variants:
-        read = [texts for texts in found if variant in texts.kl]
-        single = [kl for kl in _over_all(read, variant).values() if kl > 0]  # nothing was cut where it is 0
+        read = [(texts, variant) for texts in found if variant in texts.kl]
+        single = [kl for kl in _over_all(read).values() if kl > 0]  # nothing was cut where it is 0
         if not single:
             continue
-        blocks, value = _blocks(read, variant), _interval(single)
+        blocks, value = _blocks(read), _interval(single)
         axes.plot([blocks] * len(single), single, ".", color=look.colour, alpha=0.35, markersize=4, zorder=2)
         axes.plot([blocks] * 2, [value.low, value.high], color=look.colour, linewidth=1, alpha=0.55)
         points.append((blocks, value.value))

@@ -108,7 +108,7 @@ def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
     for bout in bouts(settings):
         if bout.rival == "dense":
             continue
-        pair = (bout.finding.spec.title, bout.against)
+        pair = (bout.policy, bout.against)
         tested[pair] += 1
         if bout.verdict:
             counted[(*pair, bout.verdict)] += 1
@@ -118,9 +118,7 @@ def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
         whole = [s for s in together if s.verdict and s.first.rival != "dense"]
         if not whole:
             return "Tests, Holm-corrected: no policy differs from another beyond chance."
-        pairs = [
-            f"{s.first.finding.spec.title} is {s.verdict} than {s.first.against} (p {p_text(s.holm)})" for s in whole
-        ]
+        pairs = [f"{s.first.policy} is {s.verdict} than {s.first.against} (p {p_text(s.holm)})" for s in whole]
         return f"Tests, Holm-corrected: beyond chance in no single setting, but over all {_three(pairs)}."
     listed = sorted(counted.items(), key=lambda item: -item[1])
     said = [f"{a} is {how} than {b} in {n} of {tested[a, b]}" for (a, b, how), n in listed]

@@ -14,7 +14,7 @@ from closecall_lab.eval import statistics
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, tables
-from closecall_lab.report.gather import APART, Gathered, gather, rivals
+from closecall_lab.report.gather import NEAREST, Gathered, gather, rivals
 from closecall_lab.report.verdict import verdict
 
 # Two contexts of the same task: at 4K the router wins where it differs, at 8K it loses; two budgets at 8K.
@@ -178,11 +178,13 @@ def test_another_scorer_meets_the_papers_best(found: Gathered) -> None:
 
 TUNED, OTHER = str(Spec.parse("tuned:smollm2")), SAVED  # as a store has them
 TYPED = "tuned:smollm2"  # as people read it
-RAN = [
-    ("dense", 0), (TUNED, 0), (OTHER, 0), ("quest", 4), ("quest", 8), ("quest:block=32,tile=32", 8), ("topk", 8),
-    ("topk:tile_factor=1", 8), ("auto", 8), ("router-on-quest", 8), ("router-on-quest/matched", 8),
-    ("router-on-quest:tile_factor=1", 8), ("auto:tile_factor=1", 8),
-]  # fmt: skip
+TWICE = str(Spec.parse("tuned:smollm2:times=2"))
+RAN = {  # what each kept, in blocks of 64 keys
+    ("dense", 0): 64.5, (TUNED, 0): 14.8, (TWICE, 0): 27.0, (OTHER, 0): 10.0, ("quest", 4): 7.6, ("quest", 8): 15.1,
+    ("quest:block=32,tile=32", 8): 7.6, ("topk", 8): 15.1, ("topk:tile_factor=1", 8): 7.6, ("auto", 8): 15.1,
+    ("auto", 16): 28.2, ("router-on-quest", 8): 20.6, ("router-on-quest/matched", 8): 20.6,
+    ("router-on-quest:tile_factor=1", 8): 10.4, ("auto:tile_factor=1", 8): 7.6,
+}  # fmt: skip
 
 
 def test_who_meets_whom() -> None:
@@ -192,8 +194,11 @@ def test_who_meets_whom() -> None:
     ]  # fmt: skip
     assert "quest" not in dict(rivals(("router", 8), RAN))
     assert rivals((TUNED, 0), RAN) == [
-        ("dense", ("dense", 0)), ("quest", ("quest", 4)), ("quest", ("quest", 8)),
-        ("router-on-quest", ("router-on-quest", 8)), ("auto", ("auto", 8)), ("other", (OTHER, 0)),
+        ("dense", ("dense", 0)), ("quest", ("quest", 8)), ("router-on-quest", ("router-on-quest", 8)),
+        ("auto", ("auto", 8)), ("other", (OTHER, 0)),
+    ]  # fmt: skip
+    assert rivals((TWICE, 0), RAN)[1:4] == [
+        ("quest", ("quest", 8)), ("router-on-quest", ("router-on-quest", 8)), ("auto", ("auto", 16)),
     ]  # fmt: skip
     assert ("other", (TUNED, 0)) not in rivals((OTHER, 0), RAN)  # the two meet once
     assert not any(rivals(variant, RAN) for variant in (("dense", 0), ("router-on-quest/matched", 8)))
@@ -201,40 +206,39 @@ def test_who_meets_whom() -> None:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Gathered:
-    """Two contexts; Quest's budget 16 was run at the longer one only."""
+    """Two contexts, at the longer one twice the blocks of the tuned policy and of Quest; Quest's 4 was run at both."""
     with Store(tmp_path_factory.mktemp("tuned") / "s.db") as store:
         store.add_model("a" * 64, "tiny", {})
-        for context in (4096, 8192):
+        for context, times in ((4096, 1), (8192, 2)):
+            policy = "tuned:smollm2" if times == 1 else "tuned:smollm2:times=2"
             add(store, "1" * 12, policy="dense", context=context)
-            add(store, "0" * 2 + "1" * 10, policy="tuned:smollm2", context=context, effective=20.0)
-            add(store, "0" * 3 + "1" * 9, policy=OTHER, context=context)
-            add(store, "0" * 12, policy="quest", budget=4, context=context)
-            add(store, "1" * 2 + "0" * 10, policy="auto", budget=4, context=context)
-        add(store, "1" * 12, policy="quest", budget=16, context=8192)
+            add(store, "0" * 2 + "1" * 10, policy=policy, context=context, effective=20.0 * times)
+            add(store, "0" * 3 + "1" * 9, policy=OTHER, context=context, effective=9.0)
+            add(store, "0" * 12, policy="quest", budget=4, context=context, effective=9.0)
+            add(store, "1" * 2 + "0" * 10, policy="auto", budget=4, context=context, effective=9.0)
+        add(store, "1" * 12, policy="quest", budget=8, context=8192, effective=18.0)
         return gather(store)
 
 
-def test_a_policy_without_a_budget_meets_each_budget_apart(tuned: Gathered) -> None:
+def test_a_policy_without_a_budget_meets_each_rival_where_that_reads_as_much(tuned: Gathered) -> None:
+    """Its multiples are counted together, as another policy's budgets are."""
     counted, cells = (t.markdown() for t in standings.tables(tuned))
     assert row_of(counted, "tiny", TYPED, "dense")[3:8] == ["2", "0", "0", "0", "4"]
-    assert row_of(counted, "tiny", TYPED, "quest@4")[3:8] == ["2", "2", "0", "20", "0"]
-    assert row_of(counted, "tiny", TYPED, "quest@16")[3:8] == ["1", "0", "0", "0", "2"]
-    assert row_of(counted, "tiny", TYPED, "auto@4")[3:8] == ["2", "0", "0", "20", "4"]
-    assert row_of(counted, "tiny", TYPED, OTHER)[3:8] == ["2", "0", "0", "2", "0"]
-    assert row_of(counted, "tiny", "auto", "quest")[3:8] == ["2", "0", "0", "4", "0"]  # at the same budget: not said
+    assert row_of(counted, "tiny", TYPED, "quest")[3:8] == ["2", "1", "0", "10", "2"]  # of the longer one, with 8
+    assert row_of(counted, "tiny", TYPED, "auto")[3:8] == ["2", "0", "0", "20", "4"]
+    assert row_of(counted, "tiny", OTHER, "quest")[3:8] == ["2", "2", "0", "18", "0"]
+    assert row_of(counted, "tiny", "auto", "quest")[3:8] == ["2", "0", "0", "4", "0"]
     rows = [row.split(" | ") for row in counted.splitlines() if row.startswith("| tiny")]
-    assert [row[1] for row in rows] == [TYPED] * 5 + [OTHER] * 4 + ["quest"] + ["auto"] * 2
-    raw = [statistics.sign_flips([1.0] * wins + [-1.0] * losses) for wins, losses in ((20, 0), (20, 4), (2, 0))]
-    assert [float(row_of(counted, "tiny", TYPED, who)[8].replace("<", "")) for who in ("quest@4", "auto@4", OTHER)] == (
+    assert [row[1] for row in rows].count(TYPED) == 4  # dense, quest, auto and the other one, at both contexts
+    raw = [statistics.sign_flips([1.0] * wins + [-1.0] * losses) for wins, losses in ((10, 2), (20, 4))]
+    assert [float(row_of(counted, "tiny", TYPED, who)[8].replace("<", "")) for who in ("quest", "auto")] == (
         pytest.approx(raw, abs=1e-3)
     )
-    assert APART in counted
-    assert APART in cells
-    here = [row for row in cells.splitlines() if "| 8K |" in row and f"| {TYPED} |" in row]
-    assert len(here) == 2  # Quest's two budgets
-    assert re.search(r"\| 0:2 \([\d.]+\) \| @4 better 10:0 \([\d.]+\) \| @4 10:2 \([\d.]+\) \|", here[0])
-    assert f"| {OTHER} 1:0 (1.000) |" in here[0]
-    assert re.search(r"\| - \| @16 0:2 \([\d.]+\) \| - \| - \|", here[1])
+    assert NEAREST in counted
+    assert NEAREST in cells
+    (here,) = [row for row in cells.splitlines() if "| 8K |" in row and f"| {TYPED}:times=2 |" in row]
+    assert re.search(r"\| 0:2 \([\d.]+\) \| @8 0:2 \([\d.]+\) \| @4 10:2 \([\d.]+\) \|", here)
+    assert f"| {OTHER} 1:0 (1.000) |" in here
 
 
 def test_its_tests_are_of_the_settings_family(tuned: Gathered) -> None:
@@ -253,6 +257,6 @@ def test_its_tests_are_of_the_settings_family(tuned: Gathered) -> None:
     assert f"| {TYPED} | quest, 4 (8 a tile) | +0.83 [" in made.markdown()
 
 
-def test_the_verdict_says_the_rivals_budget(tuned: Gathered) -> None:
+def test_the_verdict_counts_multiples_together(tuned: Gathered) -> None:
     (line,) = [line for line in verdict(tuned) if line.startswith("Tests")]
-    assert f"{TYPED} is better than quest@4 in 2 of 2" in line
+    assert f"{TYPED} is better than quest in 1 of 2" in line
