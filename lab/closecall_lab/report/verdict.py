@@ -80,21 +80,27 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _closest(settings: Sequence[Setting]) -> list[str]:
-    """The policy with the best mean paired recall; of equals, the one that reads least."""
-    paired: dict[tuple[str, int], list[Finding]] = defaultdict(list)
-    for s in settings:
+    """The policy with the best mean paired recall, of those that ran where dense answers most questions, and the same
+    ones; of equals, the one that reads least."""
+    paired: dict[Variant, dict[int, Finding]] = defaultdict(dict)
+    answered: dict[int, int] = {}
+    for place, s in enumerate(settings):
         for f in s.findings:
             if _sparse(f.variant) and not f.spec.control and f.paired is not None and f.paired.n:
-                paired[f.variant].append(f)
-    everywhere = {v: fs for v, fs in paired.items() if len(fs) == max(map(len, paired.values()))}
-    if not everywhere:
+                paired[f.variant][place] = f
+                answered[place] = f.paired.n
+    if not paired:
         return []
+    by_places: dict[frozenset[int], list[list[Finding]]] = defaultdict(list)
+    for found in paired.values():
+        by_places[frozenset(found)].append(list(found.values()))
+    same = max(by_places, key=lambda places: (sum(answered[p] for p in places), len(by_places[places])))
 
     def rank(found: Sequence[Finding]) -> tuple[float, float]:
         recall = statistics.fmean(f.paired.value for f in found if f.paired is not None)
         return recall, -statistics.fmean(f.blocks for f in found)
 
-    best = max(everywhere.values(), key=rank)
+    best = max(by_places[same], key=rank)
     recall, blocks = rank(best)
     kept = statistics.fmean(f.line.kept_fraction for f in best)
     read = f"reading {-blocks:.1f} blocks of 64 keys a tile ({kept:.0%})"

@@ -213,6 +213,19 @@ def test_of_equals_the_one_that_reads_fewer_keys_is_named(tmp_path: Path) -> Non
     assert said[1].startswith(f"Closest to dense: {TUNED} keeps 100% of its answers, reading 9.0 blocks of 64 keys")
 
 
+def test_the_verdict_compares_where_most_was_asked(tmp_path: Path) -> None:
+    """Two questions at another length, all answered, are less than eight of which seven are."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        for context, right in ((8192, "1" * 8), (16_384, "11")):
+            add(store, right, policy="dense", context=context)
+        add(store, "0" + "1" * 7, policy="auto", budget=8)
+        add(store, "00" + "1" * 6, policy="quest", budget=8)
+        add(store, "11", policy="auto", budget=16, context=16_384)
+        said = verdict(gather(store))
+    assert said[1].startswith("Closest to dense: auto, 8 (16 a tile) keeps 88% of its answers")
+
+
 def test_the_verdict_compares_the_same_texts(tmp_path: Path) -> None:
     """As many texts are not the same texts: what two policies read is told, not what one read elsewhere."""
     with Store(tmp_path / "s.db") as store:
