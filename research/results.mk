@@ -29,12 +29,14 @@ RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 CODE   := code-function:bare=yes,code-constant
 CODER  := $(CODE),niah-multikey:keys=16,questions=8,haystack=manuals
+KINDS8 := niah-single:questions=8,haystack=code,niah-multikey:keys=16,questions=8,haystack=manuals,variable-tracking:chains=8,questions=8,haystack=code,pointer-chase:distractors=9,questions=8,haystack=code
 FIRST  := auto:factor=2,give=0.5
 TEXTS  := text:kind=code,text:kind=manuals,text:kind=docstrings,text:kind=licences,text:kind=json
 TUNED  := tuned:qwen2.5-coder-1.5b
 MAIN   := dense,quest,router-on-quest,router-on-quest/matched,auto
 DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would take ten times as long
 QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --jobs 2 --store $R/qwen2.5-coder-1.5b.db
+FRONT  := $(subst 1.5b.db,1.5b-frontier.db,$(QWEN))
 TOP_P := last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max,factor=dense,give=0.3
 FINER  := block=32,tile=32,tile_factor=4
 KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:pool=64,candidates=4,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(TOP_P),$(TOP_P),$(FINER),$(ORACLE)
@@ -45,14 +47,18 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	mkdir -p $R && cp -n research/results/stores/*.db $R/
 	$(BIN)/closecall get qwen2.5-coder-1.5b
 	$(BIN)/closecall get gemma-3-270m
-	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(MAIN),$(TUNED)
-	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN)
-	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies quest,router-on-quest,router-on-quest/random,router-on-quest/last
-	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN)
-	$(QWEN) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 3 --policies quest,router-on-quest,auto,$(TUNED)
+	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(MAIN),router-on-quest/random,router-on-quest/last,$(TUNED)
+	$(QWEN) --tasks $(TEXTS) --contexts 8k --budgets 8 --n 2 --policies $(TUNED),auto,quest,router-on-quest
+	$(QWEN) --tasks text:kind=code,text:kind=manuals --contexts 8k --budgets 8 --n 3 --policies $(TUNED),auto,quest,router-on-quest
+	$(FRONT) --tasks $(TEXTS) --contexts 8k,16k --budgets 8,4,16 --n 1 --policies $(TUNED),$(TUNED):times=0.5,$(TUNED):times=2,auto,quest,router-on-quest
+	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN),$(TUNED):times=2
+	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN),$(TUNED):times=4
 	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 16 --n 6 --policies $(MAIN)
+	$(QWEN) --tasks $(KINDS8) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
+	$(QWEN) --tasks $(CODE) --contexts 4k --budgets 4 --n 3 --policies $(MAIN),$(TUNED):times=0.5
 	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
-	$(QWEN) --tasks $(TEXTS) --contexts 8k,16k --budgets 4,8,16 --n 1 --policies quest,router-on-quest,auto
+	$(BIN)/closecall profile --model qwen2.5-coder-1.5b --contexts 8k --budgets 8,16 --dtype $(strip $(DTYPE)) --policies quest,router-on-quest,auto,$(TUNED) --rounds 1 --out $R/profile
+	$(BIN)/closecall pareto --store $R/qwen2.5-coder-1.5b.db --profile $R/profile/profile-qwen2.5-coder-1.5b.json --out $R/pareto
 	$(BIN)/closecall compare capture --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --save-as bf16 --contexts 8k --n 2 --layers 0,3,6,9,12,15,18,21,24,27 \
 	  --tasks code-function:bare=yes,niah-multikey:keys=16,haystack=manuals --out $R/capture-qwen
 	$(BIN)/closecall compare --captured $R/capture-qwen --split choose --budgets 8 --seconds 0 --against auto --policies $(KEPT) --out $R/qwen-choose

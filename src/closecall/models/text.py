@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from ..policy import TIMES, TUNED
+from ..tuned import shipped, tuned_at
 from .catalogue import PANEL
 from .entry import Entry, budget_for
 from .source import Source, sized
@@ -57,6 +59,18 @@ def _fetching(source: Source) -> str:
     )
 
 
+def _tuned(entry: Entry) -> str:
+    """The policy that we tuned to the model, if we did."""
+    if entry.name not in shipped():
+        return ""
+    context = tuned_at(entry.name)
+    times = entry.trained_context // context
+    return (
+        f"{TUNED}{entry.name}, with a budget for each head, an eighth of the blocks at {_size(context)}; "
+        f"{TUNED}{entry.name}{TIMES}{times} at {_size(times * context)}"
+    )
+
+
 def describe(entry: Entry) -> str:
     """One model in full."""
     window = f", window {entry.window}" if entry.window else ""
@@ -76,6 +90,7 @@ def describe(entry: Entry) -> str:
         ("licence", entry.source.licence if entry.source else ""),
         ("policy", f"{entry.recommended} ({entry.policy()})"),
         ("why", entry.evidence),
+        ("tuned", _tuned(entry)),
         ("the paper", entry.paper_recommends),
         *(("quirks", f"- {quirk}") for quirk in entry.quirks),
         *(("sources", f"- {source}") for source in entry.sources),

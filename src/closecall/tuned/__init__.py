@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 
 def shipped() -> dict[str, Path]:
     """Their files, by the model's name."""
     return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.json"))}
+
+
+def tuned_at(model: str) -> int:
+    """The length of prompt, in tokens, that its policy was tuned at."""
+    return int(json.loads(tuned_path(model).read_text(encoding="utf-8"))["measured"]["context"])
 
 
 def tuned_path(model: str) -> Path:

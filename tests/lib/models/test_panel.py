@@ -12,7 +12,8 @@ from closecall.models import catalogue as panel
 from closecall.models import known
 from closecall.models import text as panel_text
 from closecall.models.entry import Entry, budget_for
-from closecall.policy import Policy
+from closecall.policy import Policy, as_policy
+from closecall.tuned import shipped, tuned_at
 
 PAPER = {
     "Qwen/Qwen2.5-14B-Instruct": (48, 40, 8, 128),
@@ -66,6 +67,17 @@ def test_the_recommended_policy_cuts(entry: Entry) -> None:
         # Twice the budget is where auto begins to cut: more than the context would be dense attention with extra steps.
         assert 2 * chosen.rule.tile_budget * chosen.block <= context
         assert chosen.rule.tile_budget > chosen.most_forced
+
+
+@entries
+def test_a_policy_that_we_tuned_to_the_model_is_named_with_its_multiple_for_the_longest_prompts(entry: Entry) -> None:
+    lines = " ".join(panel_text.describe(entry).split())
+    named = re.findall(r"tuned:[\w.-]+:times=\d+", lines)
+    assert bool(named) == (entry.name in shipped())
+    for text in named:
+        times = int(text.rpartition("=")[2])
+        assert times * tuned_at(entry.name) == entry.trained_context
+        assert as_policy(text) == as_policy(f"tuned:{entry.name}").times(times)
 
 
 @entries

@@ -44,6 +44,10 @@ ENTRY = Entry(
     name="qwen2.5-coder-1.5b", hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct", model_type="qwen2",
     layers=28, full_layers=28, q_heads=12, kv_heads=2, head_dim=128, qk_norm=False, hidden=1536, intermediate=8960,
     trained_context=32_768,
+    measured=(
+        "an eighth of the blocks, 8K to 32K, 120 questions about code: of the 101 that dense answers auto keeps 94, "
+        "tuned:qwen2.5-coder-1.5b 98, router-on-quest, with a third more blocks, 86, and quest 61"
+    ),
     quirks=(
         f"here it is {SOURCE.label}: `closecall get qwen2.5-coder-1.5b` fetches it; its hub id gives the original "
         "weights",
