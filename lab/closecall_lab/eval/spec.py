@@ -116,6 +116,11 @@ class Spec:
         return str(self) if typed is None else typed if times is None else f"{typed}{TIMES}{write_value(times)}"
 
     @property
+    def colour(self) -> str:
+        """What it shares a colour with in pictures: its preset, or policies that we ship tuned."""
+        return TUNED.removesuffix(":") if self.title.startswith(TUNED) else self.preset
+
+    @property
     def scorer(self) -> str | None:
         return dict(self.overrides).get("scorer", parts_of(self.preset)[0])
 

@@ -16,6 +16,7 @@ COLOURS = {
     "router": "#d55e00",
     "router-on-quest": "#0072b2",
     "auto": "#cc79a7",
+    "tuned": "#117733",  # policies that we ship tuned to a model
 }
 OTHERS = ("#7570b3", "#a6761d", "#66a61e", "#e7298a", "#1b9e77")  # of other compositions
 BUDGET, SELECTIVITY = "#999999", "#009e73"  # the parts of a router's lift
@@ -27,7 +28,7 @@ class Named(Protocol):
     """What a policy must tell of itself to get a look: `closecall_lab.eval.spec.Spec` does."""
 
     @property
-    def preset(self) -> str: ...
+    def colour(self) -> str: ...
     @property
     def base(self) -> Named: ...
     @property
@@ -57,9 +58,9 @@ class Look:
         return "white" if self.control else self.colour
 
 
-def colour(preset: str) -> str:
+def colour(name: str) -> str:
     """The same in every picture, also of a policy we have no colour for, which gets one by its name."""
-    return COLOURS.get(preset) or OTHERS[sum(map(ord, preset)) % len(OTHERS)]
+    return COLOURS.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
 
 
 def _lighter(colour: str, share: float) -> str:
@@ -72,14 +73,14 @@ def looks(specs: Iterable[N]) -> dict[N, Look]:
     listed = list(dict.fromkeys(specs))
     variants: dict[str, list[Named]] = {}
     for spec in listed:
-        of_preset = variants.setdefault(spec.preset, [])
-        if spec.base not in of_preset:
-            of_preset.append(spec.base)
+        alike = variants.setdefault(spec.colour, [])
+        if spec.base not in alike:
+            alike.append(spec.base)
     styles = {}
     for spec in listed:
-        place, among = variants[spec.preset].index(spec.base), len(variants[spec.preset])
+        place, among = variants[spec.colour].index(spec.base), len(variants[spec.colour])
         # The last listed, the strongest setting, has the full colour.
         share = 0.55 * (among - 1 - place) / (among - 1) if among > 1 else 0.0
         marker = MARKERS[spec.control] if spec.control or among == 1 else VARIANTS[place % len(VARIANTS)]
-        styles[spec] = Look(spec.title, _lighter(colour(spec.preset), share), marker, bool(spec.control))
+        styles[spec] = Look(spec.title, _lighter(colour(spec.colour), share), marker, bool(spec.control))
     return styles

@@ -158,7 +158,7 @@ def test_a_policy_without_a_budget_is_a_point(tmp_path: Path) -> None:
     assert [line.get_linestyle() for line in legend.legend_handles] == ["-", "-", "None"]  # type: ignore[union-attr]
     colours = [line.get_color() for line in legend.legend_handles]  # type: ignore[union-attr]
     assert colours[1] == COLOURS["auto"]  # as where it is drawn alone
-    assert colours[2] not in COLOURS.values()
+    assert colours[2] == COLOURS["tuned"]
 
 
 def test_a_policy_has_one_colour_everywhere(gathered: Gathered) -> None:

@@ -44,7 +44,7 @@ def ratios(machine: Facts, measured: Measured) -> Figure:
             continue
         names += [] if r["name"] in names else [r["name"]]
         at |= {r["name"]: r["over_unattached"], f"{r['name']} bound": r["bound_over_unattached"]}
-    colours = {name: colour(Spec.parse(name.partition("@")[0]).preset) for name in names}
+    colours = {name: colour(Spec.parse(name.partition("@")[0]).colour) for name in names}
     series = [over_context.Series("floor", "attention free", QUIET, "", dashed=True)]
     series += [over_context.Series(f"{name} bound", None, colours[name], "", dashed=True) for name in names]
     series += [over_context.Series(name, name, colours[name], "os^Dvp"[i % 6]) for i, name in enumerate(names)]
