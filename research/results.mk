@@ -37,6 +37,7 @@ MAIN   := dense,quest,router-on-quest,router-on-quest/matched,auto
 DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would take ten times as long
 QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --jobs 2 --store $R/qwen2.5-coder-1.5b.db
 FRONT  := $(subst 1.5b.db,1.5b-frontier.db,$(QWEN))
+QUART  := $(subst 1.5b.db,1.5b-quarter.db,$(QWEN))
 TOP_P := last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max,factor=dense,give=0.3
 FINER  := block=32,tile=32,tile_factor=4
 KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:pool=64,candidates=4,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(TOP_P),$(TOP_P),$(FINER),$(ORACLE)
@@ -53,12 +54,12 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(FRONT) --tasks $(TEXTS) --contexts 8k,16k --budgets 8,4,16 --n 1 --policies $(TUNED),$(TUNED):times=0.5,$(TUNED):times=2,auto,quest,router-on-quest
 	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN),$(TUNED):times=2
 	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN),$(TUNED):times=4
-	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 16 --n 6 --policies $(MAIN)
+	$(QUART) --tasks $(CODE) --contexts 8k --budgets 8,16 --n 6 --policies $(MAIN),$(TUNED)
 	$(QWEN) --tasks $(KINDS8) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
 	$(QWEN) --tasks $(CODE) --contexts 4k --budgets 4 --n 3 --policies $(MAIN),$(TUNED):times=0.5
 	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
 	$(BIN)/closecall profile --model qwen2.5-coder-1.5b --contexts 8k --budgets 8,16 --dtype $(strip $(DTYPE)) --policies quest,router-on-quest,auto,$(TUNED) --rounds 1 --out $R/profile
-	$(BIN)/closecall pareto --store $R/qwen2.5-coder-1.5b.db --profile $R/profile/profile-qwen2.5-coder-1.5b.json --out $R/pareto
+	$(BIN)/closecall pareto --store $R/qwen2.5-coder-1.5b-quarter.db --profile $R/profile/profile-qwen2.5-coder-1.5b.json --out $R/pareto
 	$(BIN)/closecall compare capture --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --save-as bf16 --contexts 8k --n 2 --layers 0,3,6,9,12,15,18,21,24,27 \
 	  --tasks code-function:bare=yes,niah-multikey:keys=16,haystack=manuals --out $R/capture-qwen
 	$(BIN)/closecall compare --captured $R/capture-qwen --split choose --budgets 8 --seconds 0 --against auto --policies $(KEPT) --out $R/qwen-choose
@@ -78,7 +79,7 @@ results: $(READY)  ## Every other panel of docs/results.md, into out/results (ma
 	$(BIN)/closecall report --store $R/probes.db --out $R/probes
 	$(BIN)/closecall eval --models $(PROBES) --tasks $(NEEDLE),$(CHASE) --contexts 8k --budgets 16,32 --n 13 --policies topk,quest --store $R/kmean.db
 	$(BIN)/closecall report --store $R/kmean.db --out $R/kmean
-	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 50 --policies $(FIVE),auto --controls --store $R/smollm2.db
+	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 50 --policies $(FIVE),auto,tuned:smollm2 --controls --store $R/smollm2.db
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 8k --budgets 8 --n 50 --policies $(FIVE),auto --controls --store $R/smollm2.db
 	$(BIN)/closecall eval --model smollm2 --dtype bf16 --tasks $(PROSE) --contexts 4k --budgets 4 --n 12 \
 	  --policies dense,quest,auto,$(DENSER),auto:factor=dense,give=0.0625,auto:factor=4,auto:factor=dense --store $R/asked.db
