@@ -29,7 +29,9 @@ RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 CODE   := code-function:bare=yes,code-constant
 CODER  := $(CODE),niah-multikey:keys=16,questions=8,haystack=manuals
-KINDS8 := niah-single:questions=8,haystack=code,niah-multikey:keys=16,questions=8,haystack=manuals,variable-tracking:chains=8,questions=8,haystack=code,pointer-chase:distractors=9,questions=8,haystack=code
+NEEDLES := niah-single:questions=8,haystack=code,niah-multikey:keys=16,questions=8,haystack=manuals
+TRACKED := variable-tracking:chains=8,questions=8,haystack=code,pointer-chase:distractors=9,questions=8,haystack=code
+EASIER := $(foreach h,1 2,variable-tracking:hops=$h$(,)chains=8$(,)questions=8$(,)haystack=code pointer-chase:hops=$h$(,)distractors=9$(,)questions=8$(,)haystack=code)
 FIRST  := auto:factor=2,give=0.5
 TEXTS  := text:kind=code,text:kind=manuals,text:kind=docstrings,text:kind=licences,text:kind=json
 TUNED  := tuned:qwen2.5-coder-1.5b
@@ -55,7 +57,9 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN),$(TUNED):times=2
 	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN),$(TUNED):times=4
 	$(QUART) --tasks $(CODE) --contexts 8k --budgets 8,16 --n 6 --policies $(MAIN),$(TUNED)
-	$(QWEN) --tasks $(KINDS8) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
+	$(QWEN) --tasks $(NEEDLES) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
+	$(QWEN) --tasks $(TRACKED) --contexts 8k --n 1 --policies dense
+	$(QWEN) --tasks $(subst $() ,$(,),$(EASIER)) --contexts 2k --n 1 --policies dense
 	$(QWEN) --tasks $(CODE) --contexts 4k --budgets 4 --n 3 --policies $(MAIN),$(TUNED):times=0.5
 	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
 	$(BIN)/closecall profile --model qwen2.5-coder-1.5b --contexts 8k --budgets 8,16 --dtype $(strip $(DTYPE)) --policies quest,router-on-quest,auto,$(TUNED) --rounds 1 --out $R/profile
