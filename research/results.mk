@@ -40,6 +40,7 @@ DTYPE  ?= bf16  # fp32 on a machine without bfloat16 instructions, which would t
 QWEN   := $(BIN)/closecall eval --model qwen2.5-coder-1.5b --dtype $(strip $(DTYPE)) --jobs 2 --store $R/qwen2.5-coder-1.5b.db
 FRONT  := $(subst 1.5b.db,1.5b-frontier.db,$(QWEN))
 QUART  := $(subst 1.5b.db,1.5b-quarter.db,$(QWEN))
+EASY   := $(subst 1.5b.db,1.5b-needles.db,$(QWEN))
 TOP_P := last-tile-on-$(PLANES),rule=top-p,aggregate=mass-max,factor=dense,give=0.3
 FINER  := block=32,tile=32,tile_factor=4
 KEPT   := quest,quest:share=group,topk,router-on-quest,auto,auto:c=0.25,auto:pool=16,auto:pool=64,candidates=4,auto:share=group,auto:block=32,tile=64,tile_factor=4,auto:$(FINER),$(TOP_P),$(TOP_P),$(FINER),$(ORACLE)
@@ -57,9 +58,9 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN),$(TUNED):times=2
 	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN),$(TUNED):times=4
 	$(QUART) --tasks $(CODE) --contexts 8k --budgets 8,16 --n 6 --policies $(MAIN),$(TUNED)
-	$(QWEN) --tasks $(NEEDLES) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
-	$(QWEN) --tasks $(TRACKED) --contexts 8k --n 1 --policies dense
-	$(QWEN) --tasks $(subst $() ,$(,),$(EASIER)) --contexts 2k --n 1 --policies dense
+	$(EASY) --tasks $(NEEDLES) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
+	$(EASY) --tasks $(TRACKED) --contexts 8k --n 1 --policies dense
+	$(EASY) --tasks $(subst $() ,$(,),$(EASIER)) --contexts 2k --n 1 --policies dense
 	$(QWEN) --tasks $(CODE) --contexts 4k --budgets 4 --n 3 --policies $(MAIN),$(TUNED):times=0.5
 	$(QWEN) --tasks $(CODE) --contexts 8k --budgets 8 --n 6 --policies $(FIVE),auto --controls
 	$(BIN)/closecall profile --model qwen2.5-coder-1.5b --contexts 8k --budgets 8,16 --dtype $(strip $(DTYPE)) --policies quest,router-on-quest,auto,$(TUNED) --rounds 1 --out $R/profile
