@@ -165,7 +165,7 @@ def _serve(pipe: Connection, model: str, dtype: str | None, threads: int) -> Non
             for result in worker.work(job):
                 pipe.send(result)
             pipe.send(None)
-    except (EOFError, BrokenPipeError):
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the driver closed the pipe, perhaps without reading it
         return
     except BaseException as error:
         pipe.send(error if isinstance(error, (ValueError, OSError)) else WorkerError(traceback.format_exc()))

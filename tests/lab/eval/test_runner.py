@@ -163,6 +163,18 @@ def test_ctrl_c_and_kill_say_how_to_go_on(tiny: Path, tmp_path: Path, jobs: str,
     assert len(results(path)) >= 3
 
 
+def test_a_worker_whose_results_are_not_read_ends_without_a_word(tiny: Path) -> None:
+    """Ctrl-C closes the driver's end of the pipe; what was in it unread then reaches the worker as another error."""
+    workers = executors.Processes(str(tiny), jobs=1)
+    ((pipe, process),) = workers.processes.items()
+    pipe.send(grid_of(tiny, specs=(Spec("dense"),)).jobs()[0])
+    assert pipe.poll(60)
+    time.sleep(0.5)  # until it waits for the next job
+    pipe.close()
+    process.join(60)
+    assert process.exitcode == 0
+
+
 def test_no_worker_outlives_its_parent() -> None:
     """Not even a killed one, which cannot tell its workers: they hold gigabytes, and may compute for minutes."""
     script = [sys.executable, str(Path(__file__).with_name("endless.py"))]
