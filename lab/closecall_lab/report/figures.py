@@ -12,7 +12,8 @@ from ..eval.statistics import Estimate
 from ..eval.summary import Variant
 from ..spine.figure import frame, handle, label, plain, shares, widen
 from ..spine.style import BUDGET, COLOURS, INK, QUIET, SELECTIVITY, Look, looks
-from .gather import DENSE, Finding, Setting, place, unbudgeted
+from .gather import Finding, Setting, place
+from .rivals import DENSE, unbudgeted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

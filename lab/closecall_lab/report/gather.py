@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics as plain_statistics
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +18,14 @@ from closecall.registry import unknown
 
 from ..eval import statistics, summary, text_tables
 from ..eval.matched import TOLERANCE
-from ..eval.spec import CONTROLS, Spec, title
+from ..eval.spec import Spec
 from ..eval.statistics import Comparison, Estimate
 from ..eval.store import Row, Store
 from ..eval.summary import Group, Line, Split, Variant
 from ..spine.numbers import known_mean, size
 from ..spine.table import Table
+from .rivals import DENSE, pairs, text_pairs
 
-DENSE: Variant = ("dense", 0)
-PRESETS = ("quest", "router-on-quest", "auto")  # whom a policy without a budget meets
-NEAREST = (
-    "Budget `its own`: a policy without a budget, as a tuned one is. It meets each rival at the budget that read most "
-    "nearly as many keys."
-)
 BY_LAYER = ("hit", "hit_union", "trigger_rate", "asked_triggered", "last_triggered")
 ENOUGH = 0.5  # of the examples that count: a policy that ran fewer is left out, so that it does not shrink the others
 
@@ -387,68 +382,6 @@ def _remarks(group: Group, findings: Sequence[Finding], splits: Sequence[Split])
         if not s.sound
     ]
     return remarks
-
-
-def unbudgeted(variant: Variant) -> bool:
-    """Whether the policy says itself what it keeps, as a tuned one does, so that no budget of the grid was given to it.
-
-    Its name does not tell: that of a tuned `auto` is read back from a store like that of an `auto` with a budget.
-    """
-    policy, budget = variant
-    return not budget and Spec.parse(policy).preset != "dense"
-
-
-def rivals(policy: Variant, among: Mapping[Variant, float]) -> list[tuple[str, Variant]]:
-    """Whom a policy is tested against, as far as they were run, and what they are to it. Dense and the controls are not
-    tested themselves. `among` tells for each how much a tile kept."""
-    spec = Spec.parse(policy[0])
-    if spec.control or spec.preset == "dense":
-        return []
-    found = _with_as_many_keys(policy, among) if unbudgeted(policy) else _at_its_budget(spec, policy[1])
-    return [(what, rival) for what, rival in found if rival in among and rival != policy]
-
-
-def _at_its_budget(spec: Spec, budget: int) -> list[tuple[str, Variant]]:
-    """Dense, top-k on the same grid, and for a router top-k on its own scorer and its controls; with a scorer that the
-    paper does not have, also the paper's best, Quest with and without the router."""
-    found = {"topk": summary.on_its_grid("topk", spec)}
-    if spec.scorer not in ("mean", "quest"):
-        found |= {preset: summary.on_its_grid(preset, spec) for preset in ("quest", "router-on-quest")}
-    if spec.router:
-        found["same scorer"] = summary.plain(spec)
-        found |= {control: replace(spec, control=control) for control in reversed(CONTROLS)}
-    return [("dense", DENSE), *((what, (str(rival), budget)) for what, rival in found.items())]
-
-
-def _with_as_many_keys(policy: Variant, among: Mapping[Variant, float]) -> list[tuple[str, Variant]]:
-    """Dense; each preset as it is, because nobody ran it on this policy's grid, at the budget that kept most nearly as
-    much; and others without a budget, but for multiples of the same policy."""
-
-    def family(variant: Variant) -> Spec:
-        return Spec.parse(variant[0]).family
-
-    found: list[tuple[str, Variant]] = [("dense", DENSE)]
-    for name in PRESETS:
-        budgets = [v for v in among if v[0] == name]
-        if budgets:
-            found.append((name, min(budgets, key=lambda v: (abs(among[v] - among[policy]), v[1]))))
-    others = (v for v in among if unbudgeted(v) and v > policy)  # each two of them meet once
-    return found + [("other", v) for v in sorted(others) if family(v) != family(policy)]
-
-
-def against(policy: Variant, rival: Variant) -> str:
-    """The rival's name, with its budget where that is another than the policy's: `quest@8`."""
-    return title(rival[0]) if rival[1] == policy[1] else summary.label(rival)
-
-
-def pairs(among: Mapping[Variant, float]) -> list[tuple[Variant, Variant]]:
-    """Every policy with its rivals, as far as they were run: one family for Holm."""
-    return list(dict.fromkeys((policy, rival) for policy in among for _, rival in rivals(policy, among)))
-
-
-def text_pairs(among: Mapping[Variant, float]) -> list[tuple[Variant, Variant]]:
-    """Those of texts, without dense: its KL to itself is 0."""
-    return [(policy, rival) for policy, rival in pairs(among) if rival != DENSE]
 
 
 def _gaps(group: Group, a: Variant, b: Variant) -> dict[str, float]:

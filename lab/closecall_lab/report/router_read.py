@@ -14,7 +14,8 @@ from ..eval.spec import CONTROLS, Spec
 from ..eval.summary import Variant
 from ..spine.figure import frame, label, plain, row, widen
 from ..spine.style import INK, Look, looks
-from .gather import DENSE, Finding, Setting, place
+from .gather import Finding, Setting, place
+from .rivals import DENSE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,8 @@ from ..eval.summary import Variant
 from ..spine.numbers import p_text, size
 from ..spine.table import Column, Table
 from . import texts
-from .gather import NEAREST, Finding, Gathered, Setting, against, rivals, unbudgeted
+from .gather import Finding, Gathered, Setting
+from .rivals import NEAREST, against, rivals, unbudgeted
 from .tables import estimate, p_values
 
 ALPHA = 0.05

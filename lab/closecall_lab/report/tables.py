@@ -11,7 +11,8 @@ from ..eval.statistics import Comparison, Estimate
 from ..eval.summary import Variant
 from ..spine.numbers import known_mean, p_text, plural, size
 from ..spine.table import NOTHING, Column, Table
-from .gather import DENSE, Finding, Setting, Texts, rivals
+from .gather import Finding, Setting, Texts
+from .rivals import DENSE, rivals
 
 P_VALUES = "exact McNemar, two-sided"
 P_VALUES_SHARED = "by exchanging whole contexts, because questions share them"
@@ -36,7 +37,7 @@ def _p(setting: Setting, finding: Finding, rival: str) -> str | None:
 
 
 def tested(setting: Setting, finding: Finding, rival: str) -> Comparison | None:
-    """The test of a finding against the one rival that `gather.rivals` calls by that name."""
+    """The test of a finding against the one rival that `rivals` calls by that name."""
     other = dict(rivals(finding.variant, setting.kept)).get(rival)
     return None if other is None else setting.test(finding.variant, other)
 

@@ -14,7 +14,8 @@ from ..spine.figure import frame, label, plain
 from ..spine.numbers import p_text, plural, size
 from ..spine.table import Column, Table
 from .figures import styled
-from .gather import NEAREST, Texts, blocks, budget_text, text_pairs, unbudgeted
+from .gather import Texts, blocks, budget_text
+from .rivals import NEAREST, text_pairs, unbudgeted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

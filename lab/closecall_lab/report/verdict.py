@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from ..eval.spec import Spec
 from ..eval.summary import Variant
 from ..spine.numbers import p_text, plural, size
-from .gather import DENSE, Finding, Gathered, Setting, Texts, budget_text
+from .gather import Finding, Gathered, Setting, Texts, budget_text
+from .rivals import DENSE
 from .standings import Standing, bouts, over_all
 
 

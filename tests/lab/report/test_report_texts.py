@@ -13,7 +13,8 @@ from test_standings import row_of
 from closecall_lab.eval import statistics
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, texts
-from closecall_lab.report.gather import NEAREST, Gathered, gather
+from closecall_lab.report.gather import Gathered, gather
+from closecall_lab.report.rivals import NEAREST
 from closecall_lab.report.verdict import verdict
 
 CODE = {("quest", 8): (0.05, 0.06, 0.04), ("router-on-quest", 8): (0.03, 0.03, 0.05), ("auto", 8): (0.02, 0.01, 0.03)}

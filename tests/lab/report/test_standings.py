@@ -14,7 +14,8 @@ from closecall_lab.eval import statistics
 from closecall_lab.eval.spec import Spec
 from closecall_lab.eval.store import Store
 from closecall_lab.report import compose, standings, tables
-from closecall_lab.report.gather import NEAREST, Gathered, gather, rivals
+from closecall_lab.report.gather import Gathered, gather
+from closecall_lab.report.rivals import NEAREST, rivals
 from closecall_lab.report.verdict import verdict
 
 # Two contexts of the same task: at 4K the router wins where it differs, at 8K it loses; two budgets at 8K.
