@@ -73,11 +73,8 @@ class Bout:
 
     def __str__(self) -> str:
         # Without a budget the row does not say at which budget the column's rival was, nor who another one is.
-        whom = (
-            against(self.finding.variant, self.other).removeprefix(self.rival)
-            if unbudgeted(self.finding.variant)
-            else ""
-        )
+        policy = self.finding.variant
+        whom = against(policy, self.other).removeprefix(self.rival) if unbudgeted(policy) else ""
         return " ".join(
             filter(None, (whom, self.verdict, f"{self.test.wins}:{self.test.losses} ({p_text(self.holm)})"))
         )
