@@ -243,7 +243,7 @@ def figure(groups: Sequence[Sequence[Point]]) -> Figure | None:
         if i >= len(shown):
             axes.set_visible(False)
             continue
-        plain(axes, _where(shown[i][0]))
+        plain(axes, _where(shown[i][0]).replace(", ", "\n", 1))  # the model in a line of its own: tasks have long names
         shares(axes)
         best = sorted(_spot(p) for p in shown[i] if p.frontier)
         axes.plot(*zip(*best, strict=True), "--", color=QUIET, linewidth=1, drawstyle="steps-post", zorder=2)
