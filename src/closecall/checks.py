@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -83,30 +85,37 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_scale(scale: float | None, dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(dim)
-    if not is_number(scale) or not math.isfinite(scale) or scale <= 0:
+    if not is_finite(scale) or scale <= 0:
         raise ValueError(f"scale must be a positive number (None means 1/sqrt(head dim)), got {scale!r}")
     return float(scale)
 
 
 def check_softcap(softcap: float) -> None:
-    if not is_number(softcap) or not math.isfinite(softcap) or softcap < 0:
+    if not is_finite(softcap) or softcap < 0:
         raise ValueError(f"softcap must be a positive number, or 0 for none, got {softcap!r}")
 
 
 def check_prompt_len(prompt_len: int | None, keys: int, *, packed: bool = False) -> None:
     if prompt_len is None:
         return
-    if not isinstance(prompt_len, int) or isinstance(prompt_len, bool) or prompt_len < keys:
+    if not is_whole(prompt_len) or prompt_len < keys:
         raise ValueError(
             f"prompt_len must be a whole number of keys, at least the {keys} that are there, got {prompt_len!r}: it "
             "counts those of this call, of earlier and of later ones; leave it out where tokens are decoded"
         )
+    if prompt_len > sys.maxsize:
+        raise ValueError(f"prompt_len must be at most {sys.maxsize}, got {prompt_len}: while it is unknown, give that")
     if packed:
         raise ValueError("prompt_len and cu_seqlens exclude each other: packed prompts are whole, none comes in chunks")
 
 
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """A number that a float can hold: an integer may be larger."""
+    return isinstance(value, (int, float)) and is_number(value) and abs(value) <= sys.float_info.max
 
 
 def is_whole(value: object) -> bool:

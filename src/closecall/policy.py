@@ -219,6 +219,8 @@ class Policy:
 
         `measured` is anything that JSON can hold. It is in the file for people to read; `load` ignores it.
         """
+        if measured is not None and not isinstance(measured, Mapping):
+            raise TypeError(f"measured must be a mapping that JSON can hold, or None, got {measured!r}")
         target = Path(path)
         if not target.parent.is_dir():
             raise FileNotFoundError(f"cannot save a policy to {str(path)!r}: there is no folder {str(target.parent)!r}")
@@ -273,8 +275,7 @@ def _scorer(named: Scorer | str, overrides: dict[str, Any]) -> Scorer:
     if isinstance(named, str):
         return SCORERS.make(named, overrides)
     _check_scorer(named)
-    taken = {f.name: overrides[f.name] for f in dataclasses.fields(named) if f.name in overrides}
-    return dataclasses.replace(named, **taken)
+    return named.with_overrides(overrides)
 
 
 def _check_registered(part: Scorer | Rule | Trigger) -> None:
@@ -407,7 +408,10 @@ def parse(text: str) -> Policy:
 def saved_at(text: str) -> tuple[str, float | None]:
     """The path of the policy that `file:PATH` or `tuned:NAME` stands for, and what to multiply its budgets by."""
     named, given, written = text.rpartition(TIMES) if TIMES in text else (text, "", "")
-    times = read_overrides(f"times={written}", text)["times"] if given else None
+    overrides = read_overrides(f"times={written}", text) if given else {}
+    if others := [f"{name}=" for name in overrides if name != "times"]:
+        raise ValueError(f"{text!r}: a saved policy takes only times=, got {', '.join(others)}")
+    times = overrides.get("times")
     if given and not is_number(times):
         raise ValueError(f"{text!r}: times must be a number, such as 2, got {written!r}")
     path = named.removeprefix(FILE)

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -61,6 +61,13 @@ class Component:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         inner = (part.parameters() for part in own.values() if isinstance(part, Component))
         return set(own).union(*inner)
+
+    def with_overrides(self: C, overrides: Mapping[str, Any]) -> C:
+        """Itself with those overrides that are its parameters or its parts'."""
+        taken = {f.name: overrides[f.name] for f in dataclasses.fields(self) if f.name in overrides}
+        own = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in taken)
+        parts = {name: part.with_overrides(overrides) for name, part in own if isinstance(part, Component)}
+        return dataclasses.replace(self, **parts, **taken)
 
 
 C = TypeVar("C", bound=Component)

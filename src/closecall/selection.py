@@ -87,7 +87,12 @@ class Selection:
         for name, x in (("kv_idx", kv_idx), ("counts", counts)):
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name} must be a torch.Tensor of whole numbers, got {type(x).__name__}")
-        for name, size in (("block", block), ("tile", tile)):
+        if kv_idx.ndim != 4 or counts.ndim != 3:
+            raise ValueError(
+                f"a selection's kv_idx must be [B, H, T, width] and its counts [B, H, T], got {list(kv_idx.shape)} and "
+                f"{list(counts.shape)}"
+            )
+        for name, size in (("q_len", q_len), ("k_len", k_len), ("block", block), ("tile", tile)):
             if not is_whole(size) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
         margin = torch.full(counts.shape, torch.nan, device=counts.device)

@@ -289,6 +289,8 @@ def test_aggregates() -> None:
     assert all(math.isnan(x) for x in (nobody.max_mass, nobody.mean_error, nobody.certified(0.5)))
     with pytest.raises(ValueError, match=r"eps must be in \[0, 1\].*got 3"):
         found.certified(3)
+    with pytest.raises(ValueError, match=r"eps must be in \[0, 1\].*got 'a'"):
+        found.certified("a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

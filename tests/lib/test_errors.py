@@ -119,7 +119,7 @@ def test_gradients_are_fine_where_none_are_recorded(monkeypatch: pytest.MonkeyPa
             assert not attention(x).requires_grad
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "1", True, torch.tensor([1.0, 2.0])])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 10**400, "1", True, torch.tensor([1.0, 2.0])])
 def test_bad_scale(scale: Any) -> None:
     for call in (select, attention):
         with pytest.raises((ValueError, TypeError)) as error:
@@ -319,6 +319,7 @@ BAD_SELECTIONS = {
     ),
     "float counts": ({"counts": hand_made().counts.float()}, ["counts", "int32", "torch.float32"]),
     "3-D": ({"kv_idx": hand_made().kv_idx[..., 0]}, ["kv_idx", "[B, H, T, width]", "[1, 2, 2]"]),
+    "0-D": ({"kv_idx": torch.tensor(3)}, ["kv_idx", "[B, H, T, width]", "[]"]),
     "tiles": ({"kv_idx": hand_made().kv_idx[:, :, :1]}, ["kv_idx", "T = 2", "[1, 2, 1, 4]"]),
     "counts' shape": ({"counts": torch.ones(1, 2, 3, dtype=torch.int32)}, ["counts", "[1, 2, 2]", "[1, 2, 3]"]),
     "a huge count": (
@@ -348,6 +349,11 @@ def test_a_selection_of_another_geometry(changes: dict[str, torch.Tensor], fragm
     with pytest.raises(ValueError, match="selection") as error:
         attend(small(**changes), hand_made())
     says(error, *fragments)
+
+
+def test_a_selection_for_a_length_that_is_none() -> None:
+    with pytest.raises(ValueError, match="q_len must be a whole number of at least 1, got 'a'"):
+        hand_made(q_len="a")
 
 
 def test_a_selection_on_another_device() -> None:
@@ -390,7 +396,7 @@ def test_a_geometry_that_was_tampered_with(spoil: Any) -> None:
     says(error, "select")
 
 
-@pytest.mark.parametrize("softcap", [-1.0, float("nan"), float("inf"), None, "x", True, torch.tensor(3.0)])
+@pytest.mark.parametrize("softcap", [-1.0, float("nan"), float("inf"), 10**400, None, "x", True, torch.tensor(3.0)])
 def test_softcap(softcap: Any) -> None:
     with pytest.raises(ValueError, match=r"softcap must be a positive number, or 0 for none, got"):
         attention(tensors(), softcap=softcap)

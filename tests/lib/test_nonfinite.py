@@ -169,6 +169,17 @@ def test_keys_beside_one_that_is_no_number_are_as_outlying_everywhere(
 
 
 @compiled
+@pytest.mark.parametrize("key", [3, 37, 130, 201])
+@pytest.mark.parametrize("aggregate", ["mass", "mass-max"])
+def test_a_forced_block_whose_mass_is_no_number_counts_for_nothing(engine: Engine, aggregate: str, key: int) -> None:
+    q, k, _ = tensors()
+    k[0, 0, key, 4] = torch.nan
+    policy = closecall.policy("topk", scorer="quest", aggregate=aggregate, budget=5, tile_factor=1, block=16, tile=16)
+    reference = closecall.select(q, k, policy, backend="reference")
+    assert kept_of(engine.select(q, k, policy)) == kept_of(reference)
+
+
+@compiled
 @pytest.mark.parametrize("row", [0, 31, 32, 130, 209])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -157,6 +157,31 @@ def test_a_typo_lists_near_names_and_what_this_policy_takes() -> None:
     )
 
 
+def test_overrides_reach_a_part_that_is_an_instance() -> None:
+    topk, random = closecall.RULES["topk"](budget=4), closecall.TRIGGERS["random"](seed=2)
+    router = closecall.RULES["router"](budget=4, trigger=random)
+    seven = policy("last-tile-on-quest", budget=7, factor=3)
+    assert policy("last-tile-on-quest", rule=topk, budget=7, factor=3) == seven
+    assert policy("router", trigger=random, seed=7) == policy("router", trigger="random", seed=7)
+    inner = policy("last-tile-on-quest", rule=router, q=0.2, seed=7).rule.rule
+    assert inner == closecall.RULES["router"](budget=4, q=0.2, trigger=closecall.TRIGGERS["random"](seed=7))
+    assert policy("router-on-quest", scorer=closecall.SCORERS["box"](c=0.2), c=0.7).scorer.c == 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "overrules", "idle"),
+    [
+        ("last-tile-on-mean", {"pay": False}, {"give": 0.1}),
+        ("top-p-on-mean", {"p": 0.5}, {"among": "tile"}),
+        ("max-ratio-on-mean", {"ratio": 0.5}, {"among": "tile"}),
+    ],
+)
+def test_an_override_that_another_one_overrules(name: str, overrules: dict[str, Any], idle: dict[str, Any]) -> None:
+    policy(name, **idle)
+    with pytest.raises(ValueError, match=rf"{next(iter(idle))}= has no effect here: the policy is to"):
+        policy(name, **overrules, **idle)
+
+
 def test_an_expanded_budget_never_exceeds_rho_times_the_budget() -> None:
     assert policy("router", budget=5, tile_factor=1, rho=1.5).rule.expanded_budget == 7
     assert policy("router", budget=10, tile_factor=1, rho=1.1).rule.expanded_budget == 11  # 1.1 * 10 > 11 in binary
@@ -293,6 +318,13 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
+@pytest.mark.parametrize("measured", [3, "fast", [1]])
+def test_what_was_measured_must_be_a_mapping(tmp_path: Path, measured: Any) -> None:
+    with pytest.raises(TypeError, match="measured must be a mapping that JSON can hold, or None, got"):
+        policy("dense").save(tmp_path / "a.json", measured=measured)
+    assert not list(tmp_path.iterdir())
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -426,6 +458,8 @@ def test_a_tuned_policy_at_another_length_keeps_the_share_of_each_head() -> None
         ("tuned:smollm2:times=-1", "got -1"),
         ("tuned:smollm2:budget=8", "a tuned policy takes only times=, as in tuned:smollm2:times=2, got 'budget=8'"),
         ("tuned:smollm2:times=2:budget=8", "times: '2:budget=8' is neither a number"),
+        ("tuned:smollm2:times=2,budget=8", "a saved policy takes only times=, got budget="),
+        ("file:plain.json:times=2,bogus=1", "a saved policy takes only times=, got bogus="),
         ("file:plain.json:times=2", "times= multiplies budgets by head, .*and this policy has none: keep 14 blocks"),
     ],
 )

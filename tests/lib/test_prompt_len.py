@@ -133,6 +133,7 @@ def test_a_prompts_last_tiles_are_not_pooled_whichever_chunk_they_are_in(preset:
         ({"prompt_len": 199}, ["prompt_len", "at least the 200", "got 199"]),
         ({"prompt_len": 200.0}, ["prompt_len", "whole number", "200.0"]),
         ({"prompt_len": True}, ["prompt_len", "True"]),
+        ({"prompt_len": 10**30}, ["prompt_len", "at most 9223372036854775807", "while it is unknown"]),
         ({"prompt_len": 200, "cu_seqlens": torch.tensor([0, 200])}, ["prompt_len", "cu_seqlens", "whole"]),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from closecall.checks import is_number
+from closecall.checks import is_finite
 from closecall.overrides import split as split_overrides
 from closecall.overrides import value as read_value
 from closecall.overrides import write as write_value
@@ -261,7 +260,7 @@ def _with_budget(rule: Rule, budget: int) -> Rule:
 
 def _some_budget(tile_factor: Any) -> int:
     """Returns a budget that this factor makes a whole number of blocks: budgets proper come later."""
-    usable = is_number(tile_factor) and math.isfinite(tile_factor)
+    usable = is_finite(tile_factor)
     return 33 * (Fraction(str(tile_factor)).limit_denominator(1000).denominator if usable else 1)
 
 

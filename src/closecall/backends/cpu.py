@@ -10,7 +10,7 @@ import ctypes
 import functools
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -206,15 +206,33 @@ def rank(
 
 
 def _forced_mass(q: Tensor, k: Tensor, geometry: Geometry, scale: float, sinks: int) -> Tensor:
-    """`[B, H, M]`: the log-sum-exp of every row over its forced blocks. They are attended to with hardly any values."""
-    batch, heads = q.shape[:2]
+    def lse_of(kept: Selection) -> Tensor:
+        return attend(q, k, k[..., :8], kept, geometry, scale)[1]  # with hardly any values
+
+    return forced_mass(q.shape[1], geometry, sinks, lse_of)
+
+
+def forced_mass(heads: int, geometry: Geometry, sinks: int, lse_of: Callable[[Selection], Tensor]) -> Tensor:
+    """`[B, H, M]`: the log-sum-exp of every row over its forced blocks, where `lse_of` attends to those of a selection.
+
+    A block whose mass is NaN counts for nothing, and the row's others still count.
+    """
     counts = geometry.forced(sinks)[:, None]
-    shape = (batch, 1, geometry.n_tiles)
+    shape = (geometry.batch, 1, geometry.n_tiles)
     nothing = Ranked(torch.empty(*shape, 0, dtype=torch.int32), torch.empty(*shape, 0), counts, counts, counts)
     kv_idx = gather_kept(nothing, counts, geometry, sinks, max(1, int(counts.max())))
-    unknown = torch.empty(0)
-    kept = Selection(kv_idx.expand(-1, heads, -1, -1), counts.expand(-1, heads, -1), unknown, unknown, geometry)
-    return attend(q, k, k[..., :8], kept, geometry, scale)[1]
+
+    def over(kv_idx: Tensor, counts: Tensor) -> Tensor:
+        unknown = torch.empty(0)
+        kept = Selection(kv_idx.expand(-1, heads, -1, -1), counts.expand(-1, heads, -1), unknown, unknown, geometry)
+        return lse_of(kept)
+
+    together = over(kv_idx, counts)
+    if not bool(together.isnan().any()):
+        return together
+    alone = [over(kv_idx[..., i : i + 1], (counts > i).to(counts.dtype)) for i in range(kv_idx.shape[3])]
+    each = torch.stack(alone)
+    return each.masked_fill(each.isnan(), -torch.inf).logsumexp(0)
 
 
 def gather_kept(ranked: Ranked, counts: Tensor, geometry: Geometry, sinks: int, width: int) -> Tensor:

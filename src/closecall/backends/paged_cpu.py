@@ -77,18 +77,14 @@ def rank(
 
 
 def _forced_mass(q: Tensor, k_pages: Tensor, geometry: Geometry, plan: Plan, scale: float, sinks: int) -> Tensor:
-    """As `cpu._forced_mass`: the log-sum-exp `[1, H, M]` of every row over its forced blocks."""
-    heads = q.shape[1]
-    counts = geometry.forced(sinks)[:, None]
-    shape = (1, 1, geometry.n_tiles)
-    nothing = Ranked(torch.empty(*shape, 0, dtype=torch.int32), torch.empty(*shape, 0), counts, counts, counts)
-    kv_idx = cpu.gather_kept(nothing, counts, geometry, sinks, max(1, int(counts.max())))
-    unknown = torch.empty(0)
-    kept = Selection(kv_idx.expand(-1, heads, -1, -1), counts.expand(-1, heads, -1), unknown, unknown, geometry)
-    out = q.new_empty(1, heads, q.shape[2], 8)
-    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
-    attend(q, k_pages, k_pages[..., :8], kept, geometry, plan, scale, 0.0, out, lse)
-    return lse
+    out = q.new_empty(1, q.shape[1], q.shape[2], 8)  # hardly any values
+
+    def lse_of(kept: Selection) -> Tensor:
+        lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        attend(q, k_pages, k_pages[..., :8], kept, geometry, plan, scale, 0.0, out, lse)
+        return lse
+
+    return cpu.forced_mass(q.shape[1], geometry, sinks, lse_of)
 
 
 def _attend_fields(

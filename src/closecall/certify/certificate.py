@@ -21,7 +21,7 @@ from ..block_mass import (
     up,
     weight_above,
 )
-from ..checks import check_scale, check_tiles
+from ..checks import check_scale, check_tiles, is_number
 from ..geometry import Geometry
 from ..selection import Selection
 
@@ -65,7 +65,7 @@ class Certificate:
 
     def certified(self, eps: float) -> float:
         """The share of (row, head) pairs that provably lost at most `eps` of their softmax mass; NaN of none."""
-        if not 0 <= eps <= 1:
+        if not is_number(eps) or not 0 <= eps <= 1:
             raise ValueError(f"eps must be in [0, 1], a share of the softmax mass, got {eps!r}")
         return _mean((self._over_real(self.mass) <= eps).double())
 

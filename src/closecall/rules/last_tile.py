@@ -53,12 +53,14 @@ class LastTile(Rule):
 
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
-        """Makes the inner `rule` too, from the other overrides, where it is a name or left out (top-k)."""
+        """Makes the inner `rule` too, from the other overrides; it may be an instance, a name or left out (top-k)."""
         own = {name: overrides[name] for name in ("factor", "pay", "tiles", "give") if name in overrides}
         inner = overrides.get("rule", TopK.name)
+        rest = {key: value for key, value in overrides.items() if key != "rule"}
         if isinstance(inner, str):
-            rest = {key: value for key, value in overrides.items() if key != "rule"}
             inner = RULES[inner].from_overrides(rest)
+        elif isinstance(inner, Rule):
+            inner = inner.with_overrides(rest)
         return cls(rule=inner, **own)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,9 @@ class LastTile(Rule):
             raise ValueError(f"tiles must be a whole number of tiles, at least 1, got {self.tiles!r}")
         if not is_number(self.give) or not 0 < self.give <= 0.5:
             raise ValueError(f"give must be above 0 and at most 0.5, a share of the others' blocks, got {self.give!r}")
+
+    def parameters(self) -> set[str]:
+        return super().parameters() - (set() if self.pay else {"give"})
 
     @property
     def tile_budget(self) -> int:

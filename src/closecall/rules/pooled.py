@@ -144,6 +144,9 @@ class Pooled(TopK):
         if self.among not in AMONG:
             raise unknown("among", self.among, AMONG)
 
+    def parameters(self) -> set[str]:
+        return super().parameters() - (set() if self.fixed_level() is None else {"among"})
+
     @property
     def least(self) -> int:
         """Blocks that every cell keeps."""

@@ -32,8 +32,11 @@ class Router(TopK):
     @classmethod
     def from_overrides(cls, overrides: dict[str, Any]) -> Rule:
         params = dict(overrides)
-        if isinstance(params.get("trigger"), str):
-            params["trigger"] = TRIGGERS.make(params["trigger"], overrides)
+        trigger = params.get("trigger")
+        if isinstance(trigger, str):
+            params["trigger"] = TRIGGERS.make(trigger, overrides)
+        elif isinstance(trigger, Trigger):
+            params["trigger"] = trigger.with_overrides(overrides)
         return RULES.make(cls.name, params)
 
     def __post_init__(self) -> None:

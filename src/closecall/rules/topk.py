@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import torch
 
-from ..checks import exact, is_number
+from ..checks import exact, is_finite
 from ..ranking import Decision, Ranked, margins
 from .base import RULES, Rule
 
@@ -24,7 +24,7 @@ class TopK(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 1:
             raise ValueError(f"budget must be a whole number of blocks, at least 1, got {self.budget!r}")
-        possible = is_number(self.tile_factor) and math.isfinite(self.tile_factor)
+        possible = is_finite(self.tile_factor)
         product = self._blocks(self.budget) if possible else Fraction(0)
         if product < 1 or product.denominator > 1:
             got = f"{self.tile_factor!r} * {self.budget}" + (f" = {float(product):g}" if possible else "")

@@ -34,6 +34,20 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+# Columns that every BLAS we know computes alike, for float32 and float64 and any instruction set: a multiple of all
+# widths of their kernels.
+_WHOLE_COLUMNS = 48
+
+
+def products(rows: Tensor, vectors: Tensor) -> Tensor:
+    """`rows @ vectors.mT`, in which equal vectors have equal products.
+
+    BLAS adds up the columns that its kernels' width leaves over in another order, and blocks that tie would no longer.
+    """
+    n = vectors.shape[-2]
+    return (rows @ pad(vectors, (0, 0, 0, -n % _WHOLE_COLUMNS)).mT)[..., :n]
+
+
 def blocks_of(keys: Tensor, block: int) -> Iterator[Tensor]:
     """The blocks of keys `[..., N, D]` in order; the last may be shorter and is never padded."""
     yield from torch.split(keys, block, dim=-2)
@@ -144,7 +158,7 @@ class View:
         """`[G, tiles, rows, seen, block]`: the scaled product of every row and key, -inf where there is none to see."""
         n = chunk.seen * self.block
         keys = self.k[:n].to(chunk.rows.dtype)
-        product = (self.scale * chunk.rows).flatten(0, 2) @ keys.T
+        product = products((self.scale * chunk.rows).flatten(0, 2), keys)
         if keys.shape[0] < n:
             product = pad(product, (0, n - keys.shape[0]), value=-torch.inf)
         product = product.view(*chunk.rows.shape[:3], n)

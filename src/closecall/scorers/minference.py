@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .base import SCORERS, Chunk, Scorer, View, mean_key
+from .base import SCORERS, Chunk, Scorer, View, mean_key, products
 from .parameters import check_whole
 
 
@@ -72,4 +72,4 @@ class PooledBlock(Scorer):
         more = math.log(view.block) if view.mass else 0.0
         for chunk in view.chunks():
             pooled = chunk.rows.mean(2, keepdim=True)
-            yield chunk, view.scale * (pooled @ mean[: chunk.seen].T) + more
+            yield chunk, view.scale * products(pooled, mean[: chunk.seen]) + more

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import SCORERS, Chunk, Scorer, View, mean_key
+from .base import SCORERS, Chunk, Scorer, View, mean_key, products
 from .parameters import check_whole
 from .reductions import shares
 
@@ -42,7 +42,7 @@ class MoBA(Scorer):
     def scan(self, view: View) -> Iterator[tuple[Chunk, Tensor]]:
         mean = mean_key(view.k, view.block)
         for chunk in view.chunks():
-            product = view.scale * (chunk.rows.flatten(0, 2) @ mean[: chunk.seen].T)
+            product = view.scale * products(chunk.rows.flatten(0, 2), mean[: chunk.seen])
             product = product.view(*chunk.rows.shape[:3], chunk.seen)
             block = torch.arange(chunk.seen, device=product.device)
             own = chunk.positions[..., None] // view.block  # [tiles, rows, 1]

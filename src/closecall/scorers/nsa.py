@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..registry import Setting
-from .base import SCORERS, Chunk, Scorer, View, accumulator
+from .base import SCORERS, Chunk, Scorer, View, accumulator, products
 from .parameters import check_whole
 from .reductions import shares
 
@@ -55,7 +55,7 @@ class NSA(Scorer):
         ends = torch.arange(compressed.shape[0], device=wide.device) * step + 2 * step - 1
         for chunk in view.chunks(view.n_blocks * self.parts):
             n = min(chunk.seen * self.parts, compressed.shape[0])
-            product = view.scale * (chunk.rows.flatten(0, 2) @ compressed[:n].T)
+            product = view.scale * products(chunk.rows.flatten(0, 2), compressed[:n])
             product = product.view(*chunk.rows.shape[:3], n)
             product = product.masked_fill(ends[:n] > chunk.positions[..., None], -torch.inf)
             shared = shares(product)

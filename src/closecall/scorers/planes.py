@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..registry import must_define
-from .base import Planes, Scorer, mean_key, per_block
+from .base import Planes, Scorer, mean_key, per_block, products
 
 _FIXED = ("summarise", "row_scores", "log_mass", "scan")
 
@@ -58,8 +58,8 @@ class PlaneScorer(Scorer):
         """The row's scores for what stands for the keys, and for each outlying one."""
         n_sides = 2 if self.planes.box else 1
         wide = rows.to(summary[0].dtype)
-        first = box_scores(rows, summary[0], summary[1]) if self.planes.box else wide @ summary[0].mT
-        return [first, *(wide @ s.mT for s in summary[n_sides:])]
+        first = box_scores(rows, summary[0], summary[1]) if self.planes.box else products(wide, summary[0])
+        return [first, *(products(wide, s) for s in summary[n_sides:])]
 
     def row_scores(self, rows: Tensor, summary: tuple[Tensor, ...]) -> Tensor:
         best, *others = self._products(rows, summary)
@@ -97,7 +97,7 @@ def box_scores(rows: Tensor, high: Tensor, low: Tensor) -> Tensor:
     finite = high.isfinite() & low.isfinite()
     whole = bool(finite.all())
     above, below = (high, low) if whole else (high.where(finite, 0.0), low.where(finite, 0.0))
-    scores = wide.clamp(min=0) @ above.transpose(-1, -2) + wide.clamp(max=0) @ below.transpose(-1, -2)
+    scores = products(wide.clamp(min=0), above) + products(wide.clamp(max=0), below)
     if not whole:  # 0 * inf would have spoiled the products: block by block, no row meets the side it does not look at
         for b in (~finite.all(-1)).reshape(-1, finite.shape[-2]).any(0).nonzero()[:, 0].tolist():
             up, down = high[..., b, None, :], low[..., b, None, :]

@@ -37,7 +37,8 @@ class Reduction:
 
         A row whose score is NaN has no say in a maximum; in a mean it cannot be left out.
         """
-        return rows.mean(-2) if self.mean else _largest(rows)
+        # Of rows side by side: down columns torch adds up those that are left over from its vectors in another order.
+        return rows.mT.contiguous().mean(-1) if self.mean else _largest(rows)
 
 
 REDUCTIONS = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..registry import Setting
-from .base import SCORERS, Chunk, Scorer, View, accumulator
+from .base import SCORERS, Chunk, Scorer, View, accumulator, products
 from .parameters import check_whole
 from .reductions import shares
 
@@ -58,7 +58,7 @@ class XAttention(Scorer):
             rows, real_rows = self._grouped(chunk.rows)
             flat_rows = rows.flip(-2).flatten(-2)  # [G, tiles, groups, stride * D]
             pairs = real_rows.flip(-1).to(keys.dtype) @ real_keys[:n].T  # products on the antidiagonal: [groups, keys]
-            logits = view.scale * (flat_rows @ flat_keys[:n].T) / pairs
+            logits = view.scale * products(flat_rows, flat_keys[:n]) / pairs
             last = chunk.positions[:, self.stride - 1 :: self.stride]
             if last.shape[1] < rows.shape[2]:
                 last = torch.cat([last, chunk.positions[:, -1:]], 1)
