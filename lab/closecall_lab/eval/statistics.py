@@ -7,8 +7,10 @@ fall together, so intervals are drawn over contexts, not over questions. The ari
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from ..spine.numbers import Estimate as Estimate
 
 LEVEL = 0.95
 RESAMPLES = 9999
+MOST_SUMS = 1 << 16  # that flips of signs may add up to, for a test to be exact
+ROUNDING = 1e-12  # a difference of scores that is no larger is none
 Floats = NDArray[np.float64]
 
 
@@ -48,24 +52,31 @@ def wilson(correct: ArrayLike) -> Estimate:
     >>> print(wilson([1, 1, 1, 0]))
     0.75 [0.30, 0.95]
     """
-    from scipy.stats import binomtest  # type: ignore[import-untyped]
-
     answers = _bools(correct, "correct")
-    hits, n = int(answers.sum()), len(answers)
-    interval = binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
-    return Estimate(hits / n, float(interval.low), float(interval.high), n)
+    value, n = float(answers.mean()), len(answers)
+    return Estimate(value, *_wilson(value, n), n)
+
+
+def _wilson(value: float, n: int) -> tuple[float, float]:
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    middle, spread = value + z**2 / (2 * n), z * math.sqrt(value * (1 - value) / n + z**2 / (4 * n**2))
+    low, high = ((middle + sign * spread) / (1 + z**2 / n) for sign in (-1, 1))
+    return 0.0 if value == 0 else low, 1.0 if value == 1 else high
 
 
 def share(correct: ArrayLike, clusters: Sequence[Hashable]) -> Estimate:
     """Accuracy with Wilson's interval, or with one over contexts where questions share them.
 
-    All right or all wrong, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not questions.
+    Where all contexts score alike, a bootstrap has nothing to draw from: then Wilson's, with contexts counted, not
+    questions.
     """
-    answers, contexts = _bools(correct, "correct"), len(set(clusters))
-    if contexts == len(answers):
+    answers = _bools(correct, "correct")
+    sums, sizes = _by_cluster(answers.astype(np.float64), clusters)
+    if len(sums) == len(answers):
         return wilson(answers)
-    if answers.all() or not answers.any():
-        return dataclasses.replace(wilson(answers[:1].repeat(contexts)), n=len(answers))
+    value = float(sums[0] / sizes[0])
+    if (sums * sizes[0] == sums[0] * sizes).all() and (len(sums) > 1 or value in (0, 1)):
+        return Estimate(value, *_wilson(value, len(sums)), len(answers))
     return clustered(answers, clusters)
 
 
@@ -103,7 +114,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _exact(wins: int, losses: int, alternative: str) -> float:
-    from scipy.stats import binomtest
+    from scipy.stats import binomtest  # type: ignore[import-untyped]
 
     if wins < 0 or losses < 0:
         raise ValueError(f"discordant counts cannot be negative, got {wins} and {losses}")
@@ -155,7 +166,7 @@ def _bootstrap(sums: Floats, sizes: Floats, seed: int) -> tuple[float, float]:
 def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable]) -> float:
     """Two-sided p that two policies score alike, by exchanging their scores on whole contexts (sign flips).
 
-    Unlike McNemar's it does not take questions that share a context for independent. Exact for few contexts.
+    Unlike McNemar's it does not take questions that share a context for independent.
     """
     first, second = _floats(a, "a"), _floats(b, "b")
     if len(first) != len(second):
@@ -164,13 +175,28 @@ def cluster_test(a: ArrayLike, b: ArrayLike, clusters: Sequence[Hashable]) -> fl
 
 
 def sign_flips(differences: ArrayLike) -> float:
-    """Two-sided p that the differences, one for each context, are as likely the other way round."""
-    from scipy.stats import permutation_test
+    """Two-sided p that the differences, one for each context, are as likely the other way round.
 
+    Exact where flips add up to no more than `MOST_SUMS` different sums: up to 16 contexts whatever they score, and any
+    number where they differ by whole questions. Sampled beyond that.
+    """
     difference = _floats(differences, "differences")
-    difference = difference[difference != 0]  # a flip changes nothing there
+    difference = difference[np.abs(difference) > ROUNDING]  # a flip changes nothing elsewhere
     if len(difference) < 2:  # one context alone: flipped or not, it is as extreme
         return 1.0
+    difference = difference / np.abs(difference).max()
+    sums, share = np.zeros(1), np.ones(1)  # what the flips so far may add up to, and how likely
+    for one in difference:
+        found = np.concatenate([sums + one, sums - one])
+        _, first, place = np.unique(found.round(9), return_index=True, return_inverse=True)
+        sums, share = found[first], np.bincount(place, np.concatenate([share, share]) / 2)
+        if len(sums) > MOST_SUMS:
+            return _sampled_flips(difference)
+    return min(1.0, float(share[np.abs(sums) > abs(difference.sum()) - 1e-8].sum()))
+
+
+def _sampled_flips(difference: Floats) -> float:
+    from scipy.stats import permutation_test
 
     def total(d: Floats, axis: int) -> Any:
         return d.sum(axis)

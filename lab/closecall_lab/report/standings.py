@@ -55,7 +55,9 @@ class Bout:
     def verdict(self) -> str:
         if self.holm >= ALPHA:
             return ""
-        return "better" if self.test.difference.value > 0 else "worse"
+        # In the measure that the test is of: questions answered, or scores where contexts are exchanged.
+        gain = self.test.difference.value if self.setting.shared else self.test.wins - self.test.losses
+        return "better" if gain > 0 else "worse"
 
     @property
     def against(self) -> str:
@@ -114,8 +116,10 @@ class Standing:
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, or nothing where the difference is no more than chance."""
-        return "" if self.holm >= ALPHA else "better" if self.wins > self.losses else "worse"
+        """`better`, `worse`, or nothing where the difference of scores is no more than chance."""
+        if self.holm >= ALPHA:
+            return ""
+        return "better" if sum(_gaps(self.bouts).values()) > 0 else "worse"
 
 
 def over_all(found: Iterable[Bout]) -> list[Standing]:
@@ -124,7 +128,7 @@ def over_all(found: Iterable[Bout]) -> list[Standing]:
         met = together.setdefault((bout.setting.model, bout.policy), {})
         met.setdefault(bout.against, []).append(bout)
     groups = [listed for met in together.values() for listed in met.values()]
-    raw = [_over_all(listed) for listed in groups]
+    raw = [statistics.sign_flips(list(_gaps(listed).values())) for listed in groups]
     return [Standing(*row) for row in zip(groups, raw, statistics.holm(raw), strict=True)]
 
 
@@ -156,12 +160,13 @@ def _nearest(found: Sequence[Bout]) -> list[str]:
     return [NEAREST] if any(unbudgeted(bout.finding.variant) for bout in found) else []
 
 
-def _over_all(found: Sequence[Bout]) -> float:
+def _gaps(found: Sequence[Bout]) -> dict[str, float]:
+    """By how much each example's score is higher, over all cells."""
     sums: dict[str, float] = {}
     for bout in found:
         for example, gap in bout.gaps.items():
             sums[example] = sums.get(example, 0.0) + gap
-    return statistics.sign_flips(list(sums.values()))
+    return sums
 
 
 def cells(found: Sequence[Bout]) -> Table:

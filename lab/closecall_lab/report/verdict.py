@@ -121,7 +121,7 @@ def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
             counted[(*pair, bout.verdict)] += 1
     if not counted:
         if not tested:
-            return "Nothing was tested."
+            return _against_dense(together)
         whole = [s for s in together if s.verdict and s.first.rival != "dense"]
         if not whole:
             return "Tests, Holm-corrected: no policy differs from another beyond chance."
@@ -130,6 +130,13 @@ def _tests(settings: Sequence[Setting], together: Sequence[Standing]) -> str:
     listed = sorted(counted.items(), key=lambda item: -item[1])
     said = [f"{a} is {how} than {b} in {n} of {tested[a, b]}" for (a, b, how), n in listed]
     return f"Tests, Holm-corrected, by setting and budget: {_three(said)}."
+
+
+def _against_dense(together: Sequence[Standing]) -> str:
+    if not together:
+        return "Nothing was tested."
+    pairs = [f"{s.first.policy} is {s.verdict} than dense (p {p_text(s.holm)})" for s in together if s.verdict]
+    return f"Tests, Holm-corrected, against dense only: {_three(pairs) or 'no policy differs from it beyond chance'}."
 
 
 def _three(said: Sequence[str]) -> str:

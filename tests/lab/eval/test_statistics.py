@@ -135,6 +135,47 @@ def test_the_cluster_test_is_not_fooled_by_questions_that_share_a_context() -> N
     assert statistics.cluster_test(a, a, range(40)) == 1
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_flips_are_counted_exactly(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    n = int(chance.integers(2, 12))
+    differences = chance.integers(-3, 4, n) / chance.choice([1, 5, 8]) if seed % 2 else chance.normal(size=n) * 1e-4
+    total = abs(differences.sum())
+    flipped = [abs(np.dot(signs, differences)) for signs in itertools.product((1, -1), repeat=n)]
+    p = np.mean([x >= total - 1e-12 for x in flipped])
+    assert statistics.sign_flips(differences) == pytest.approx(1.0 if np.count_nonzero(differences) < 2 else p)
+
+
+def test_many_contexts_reach_a_p_value_that_survives_a_large_family() -> None:
+    assert statistics.sign_flips([1.0] * 40) == pytest.approx(2 * 0.5**40)
+    assert statistics.sign_flips([3.0] * 300 + [-2.0] * 300) < 1e-5
+    chance = np.random.default_rng(0)
+    assert 0 < statistics.sign_flips(chance.normal(3, 1, 40)) < 0.001  # no two sums alike: sampled
+
+
+def test_rounding_is_no_difference() -> None:
+    contexts = [i for i in range(12) for _ in (0, 1)]
+    assert statistics.cluster_test([0.8, 0.4] * 12, [0.6, 0.6] * 12, contexts) == 1
+
+
+def test_contexts_that_score_alike_still_have_an_interval() -> None:
+    found = statistics.share([1, 0, 1, 0, 1, 0], [0, 0, 1, 1, 2, 2])
+    assert (found.value, found.n) == (0.5, 6)
+    assert found.low < 0.2 < 0.8 < found.high
+    right = statistics.share([1] * 6, [0, 0, 1, 1, 2, 2])
+    assert (right.low, right.high) == (statistics.wilson([1] * 3).low, 1)
+    one = statistics.share([1, 0], [0, 0])
+    assert math.isnan(one.low)
+
+
+def test_wilson_is_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for hits, n in ((0, 1), (1, 1), (3, 7), (0, 30), (30, 30), (17, 40)):
+        other = stats.binomtest(hits, n).proportion_ci(0.95, method="wilson")
+        found = statistics.wilson([1] * hits + [0] * (n - hits))
+        assert (found.low, found.high) == pytest.approx((other.low, other.high))
+
+
 def test_comparisons_are_one_family() -> None:
     rng = np.random.default_rng(0)
     answers = {name: (rng.random(60) < p).astype(int) for name, p in (("a", 0.9), ("b", 0.6), ("c", 0.5))}

@@ -126,6 +126,51 @@ def test_what_only_all_cells_together_show_is_said(tmp_path: Path) -> None:
     assert line == said
 
 
+def scored(store: Store, policy: str, scores: list[float]) -> None:
+    answers = "".join("1" if score == 1 else "0" for score in scores)
+    add(store, answers, policy=policy, budget=0 if policy == "dense" else 8, scores=scores)
+
+
+def test_shares_of_a_point_decide_who_is_better_over_all(tmp_path: Path) -> None:
+    """Nobody has full marks, so no question is won; but every score is higher."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        scored(store, "dense", [0.75] * 20)
+        scored(store, "topk", [0.25] * 20)
+        scored(store, "quest", [0.75] * 20)
+        found = gather(store)
+    (line,) = [line for line in verdict(found) if line.startswith("Tests")]
+    assert "quest is better than topk" in line
+
+
+def test_a_cells_direction_is_of_the_measure_that_was_tested(tmp_path: Path) -> None:
+    """Quest answers ten questions more, and scores less in sum: McNemar's test is of the answers."""
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        scored(store, "dense", [1.0] * 20)
+        scored(store, "topk", [0.75] * 20)
+        scored(store, "quest", [1.0] * 10 + [0.0] * 10)
+        (setting,) = gather(store).settings
+    (bout,) = [b for b in standings.bouts([setting]) if (b.policy, b.against) == ("quest", "topk")]
+    assert bout.test.difference.value < 0
+    assert (bout.verdict, str(bout)[:11]) == ("better", "better 10:0")
+
+
+def test_against_dense_alone_something_was_tested(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "1" * 20, policy="dense")
+        add(store, "0" * 20, policy="quest", budget=8)
+        lines = verdict(gather(store))
+    assert "Tests, Holm-corrected, against dense only: quest is worse than dense (p <0.001)." in lines
+    with Store(tmp_path / "t.db") as store:
+        store.add_model("a" * 64, "tiny", {})
+        add(store, "1" * 20, policy="dense")
+        add(store, "1" * 20, policy="quest", budget=8)
+        lines = verdict(gather(store))
+    assert "Tests, Holm-corrected, against dense only: no policy differs from it beyond chance." in lines
+
+
 def test_the_command_leaves_a_page_to_include(tmp_path: Path, stored: Path, found: Gathered) -> None:
     run("report", "--store", str(stored), "--out", str(tmp_path / "out"))
     page = (tmp_path / "out" / "panel.md").read_text()
