@@ -66,7 +66,7 @@ def export(store: Store, path: str | Path, **where: Any) -> int:
 
 def _csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
     count = 0
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(COLUMNS))
         writer.writeheader()
         for row in rows:
@@ -77,7 +77,7 @@ def _csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
 
 def _json(rows: Iterator[dict[str, Any]], path: Path) -> int:
     count = 0
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write("[")
         for row in rows:
             file.write((",\n" if count else "\n") + json.dumps(row))

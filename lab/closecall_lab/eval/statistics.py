@@ -185,11 +185,12 @@ def sign_flips(differences: ArrayLike) -> float:
     if len(difference) < 2:  # one context alone: flipped or not, it is as extreme
         return 1.0
     difference = difference / np.abs(difference).max()
-    sums, share = np.zeros(1), np.ones(1)  # what the flips so far may add up to, and how likely
+    sums: Floats = np.zeros(1)  # what the flips so far may add up to
+    share: Floats = np.ones(1)  # how likely each is
     for one in difference:
         found = np.concatenate([sums + one, sums - one])
         _, first, place = np.unique(found.round(9), return_index=True, return_inverse=True)
-        sums, share = found[first], np.bincount(place, np.concatenate([share, share]) / 2)
+        sums, share = found[first], np.bincount(place, weights=np.concatenate([share, share]) / 2).astype(np.float64)
         if len(sums) > MOST_SUMS:
             return _sampled_flips(difference)
     return min(1.0, float(share[np.abs(sums) > abs(difference.sum()) - 1e-8].sum()))

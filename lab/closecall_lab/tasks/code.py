@@ -101,9 +101,17 @@ def _function(node: ast.FunctionDef, lines: list[str]) -> Function:
         bare = "\n".join([*lines[first - 1 : head.lineno - 1], *lines[head.end_lineno : node.end_lineno]])
         if head.lineno == node.lineno or body.lineno == head.end_lineno:  # all on one line
             summary, bare = "", ""
-    called = (call.func for call in ast.walk(node) if isinstance(call, ast.Call))
+    called = (call.func for call in _own(node) if isinstance(call, ast.Call))
     names = (f.id if isinstance(f, ast.Name) else f.attr if isinstance(f, ast.Attribute) else "" for f in called)
     return Function(node.name, source, summary, bare or source, frozenset(n for n in names if n and n not in COMMON))
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in a definition, but not in one inside it: that is another function, which calls for itself."""
+    for inner in ast.iter_child_nodes(node):
+        if not isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield inner
+            yield from _own(inner)
 
 
 def _sentence(docstring: str) -> str:
@@ -185,10 +193,11 @@ class CodeFunction(Code):
     def draw(self, chance: random.Random) -> tuple[list[str], list[Ask], Iterator[str]]:
         drawn = _shuffled([f for f in functions() if f.summary], chance)
         asked: list[Function] = []
+        described: set[str] = set()  # nothing else in the file may fit a description that is asked for
         for function in drawn:
-            if len(asked) < self.questions and _tells(function):
+            if len(asked) < self.questions and _tells(function) and _letters(function.summary) not in described:
                 asked.append(function)
-        names = {f.name for f in asked}
+                described.add(_letters(function.summary))
         asks = [
             Ask(
                 f"Which function in the file does this: {f.summary}? Answer with its name alone.",
@@ -198,7 +207,7 @@ class CodeFunction(Code):
             )
             for i, f in enumerate(asked)
         ]
-        sources = (f.bare if self.bare else f.source for f in drawn if f.name not in names)
+        sources = (f.bare if self.bare else f.source for f in drawn if _letters(f.summary) not in described)
         return [f.bare if self.bare else f.source for f in asked], asks, sources
 
 

@@ -106,7 +106,9 @@ class FromData(BaseTask):
             prompt, begin = asked(document)
             size = room.count(prompt)
             inside = (
-                (s, e) if e <= head else (s - moved, e - moved) for s, e in gold if e <= head or s - moved >= head
+                (s, e) if e <= head else (s - moved, e - moved)
+                for s, e in gold
+                if e <= head or s - moved >= head + len(CUT)
             )
             gold = tuple(inside)
         return Example(

@@ -53,7 +53,7 @@ def choice_in(output: str, choices: Sequence[str]) -> str | None:
     In this order: a letter after "answer is", a letter that the output opens with, the only letter in brackets.
     """
     letters = "|".join(map(re.escape, choices))
-    said = re.findall(rf"answer(?: is)?:?\s*\**\(?({letters})\b(?!')", output)
+    said = re.findall(rf"[Aa]nswer(?: is)?:?\s*\**\(?({letters})\b(?!')", output)
     if said:
         return str(said[0])
     opening = re.match(rf"[\s*]*\(?({letters})(?=[).:,*]|\s*$|\s*\n)", output)

@@ -74,10 +74,11 @@ class Study:
 def asked_at(example: Example, encoded: Encoded, block: int, tile: int) -> dict[int, list[int]]:
     """Maps each tile in which something is asked to the gold blocks it needs.
 
-    A question is asked where its answer begins, or at the end of the prompt.
+    A question is asked where its answer begins, or at the end of the prompt. In a context that questions continue
+    (`shared`) nothing is asked.
     """
     gold_by_tile: dict[int, list[int]] = {}
-    for question in example.questions:
+    for question in () if example.shared else example.questions:
         forced = question.at is not None
         row = answer_tokens(example, question, encoded.offsets).start - 1 if forced else len(encoded.ids) - 1
         gold = [b for span in gold_blocks(example, question, encoded.offsets, block) for b in span]

@@ -20,7 +20,7 @@ from .cells import COLUMNS, Rows
 SEMANTICS = 1  # of what the columns mean: raise it when a column's meaning changes
 NAME = "diagnose.parquet"
 KEY = b"closecall_diagnose"
-_HELD = 1 << 24  # scores held before a row group is written
+_HELD = 1 << 24  # scores held before a row group is written, unless a single layer has more
 
 
 def _pyarrow() -> Any:
@@ -56,11 +56,11 @@ class Writer:
         self.cells = 0
 
     def add(self, scorer: str, example: int, layer: int, rows: Rows) -> None:
+        if self._held >= _HELD and self._waiting[-1][1:3] != (example, layer):
+            self.flush()  # between layers only: what is said of a layer is computed a row group at a time
         self._waiting.append((scorer, example, layer, rows))
         self._held += rows.scores.numel()
         self.cells += len(rows.scores)
-        if self._held >= _HELD:
-            self.flush()
 
     def flush(self) -> None:
         """Writes what waits as one row group."""

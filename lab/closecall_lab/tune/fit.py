@@ -74,7 +74,7 @@ class Fit:
                 f"read everything, and {least} are the least: use a larger budget"
             )
         floor = least
-        while floor < self.floor // base.block and costs[floor + 1] <= wanted:
+        while floor < min(self.floor // base.block, len(costs) - 1) and costs[floor + 1] <= wanted:
             floor += 1
         rule = PerHead(_tuples(allocate(self.curves, wanted, floor, costs)), self.layers, self.head_dim)
         return _with_rule(base.replace(rule=outer), rule)

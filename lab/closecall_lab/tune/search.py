@@ -46,6 +46,11 @@ class Goal:
         if self.mean is not None:
             return [self.mean]
         steps = [float(round(n_blocks * share)) for share in SHARES if n_blocks * share >= least]
+        if not steps:
+            raise ValueError(
+                f"a context of {n_blocks} blocks is too short to search: the largest share that is tried, "
+                f"{SHARES[-1]:g}, has fewer than the {least} blocks that a tile needs; use a longer --context"
+            )
         return steps if self.kl is not None else steps[::-1]
 
     def met(self, verdict: Verdict) -> bool:

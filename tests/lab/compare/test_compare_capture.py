@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +19,7 @@ from closecall_lab import tasks
 from closecall_lab.eval.compare import capture as module
 from closecall_lab.eval.compare.capture import Capture, CaptureError, capture
 from closecall_lab.eval.subject import Subject
+from closecall_lab.tasks import Question
 
 NEEDLE = {"task_names": ("probe-needle",), "contexts": (256,), "n": 2}
 
@@ -172,6 +175,20 @@ def test_some_layers_in_half_the_bytes(subject: Subject, tmp_path: Path) -> None
     with safe_open(next(prompt.directory.glob("*.safetensors")), framework="pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
     assert prompt.load(1).q.dtype == torch.float32
+
+
+def test_nothing_is_asked_in_a_context_that_questions_continue(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question is not in what is captured: no row of it looks for the answer."""
+    example = example_of(subject, "probe-needle", 256, 0)
+    gold = example.questions[0].gold
+    shared = dataclasses.replace(example, questions=(Question(("a",), gold, ask="Which?"),))
+    task = SimpleNamespace(examples=lambda *_, **__: iter([shared]))
+    monkeypatch.setattr(tasks, "get", lambda _: task)
+    capture(subject, tmp_path / "c", say=quiet, **NEEDLE | {"n": 1})
+    (prompt,) = Capture.open(tmp_path / "c").prompts()
+    assert not prompt.asked
 
 
 def test_one_directory_holds_one_kind_of_capture(subject: Subject, captured: Capture, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 from runs import grid_of, options, results
-from test_store import run_of
+from test_store import add_all, cell_of, run_of
 
 from closecall import cli
 from closecall_lab.eval import executors, progress, runner, store
@@ -50,6 +52,21 @@ def test_a_grid_from_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest
         }  # fmt: skip
     assert cli.main(["eval", "--store", str(path), "--export", str(tmp_path / "again.csv")]) == 0
     assert "12 rows written" in capsys.readouterr().err
+
+
+def test_exports_are_utf_8_wherever_they_are_written(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as made:
+        made.add_model("m", "modèle", {})
+        add_all(made, [(cell_of(), run_of())])
+    code = "import sys; from closecall import cli; sys.exit(cli.main(sys.argv[1:]))"
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for ending in ("csv", "json"):
+        out = tmp_path / f"out.{ending}"
+        command = [sys.executable, "-c", code, "eval", "--store", str(tmp_path / "s.db"), "--export", str(out)]
+        done = subprocess.run(command, env=plain, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        written = out.read_text(encoding="utf-8")
+        assert "modèle" in written or r"mod\u00e8le" in written
 
 
 WRONG = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from closecall_lab import tasks
-from closecall_lab.tasks import encode_example, gold_blocks
+from closecall_lab.tasks import code, encode_example, gold_blocks
 from closecall_lab.tasks.base import Generated
 from closecall_lab.tasks.example import Example, encode_ask
 from closecall_lab.tasks.fit import Room
@@ -159,6 +159,30 @@ def test_code_questions_have_one_answer_in_the_file(plain: Any) -> None:
     names = re.findall(r"^def (\w+)", example.prompt, re.MULTILINE)
     assert len(names) == len(set(names)) > 20
     assert {q.answers[0] for q in example.questions} <= set(names)
+
+
+def test_a_function_inside_another_calls_for_itself() -> None:
+    source = (
+        "def outer():\n    def inner():\n        deep()\n    class Kept:\n        found = high()\n    near(far())\n"
+    )
+    made = code._function(ast.parse(source).body[0], source.split("\n"))  # type: ignore[arg-type]
+    assert made.calls == {"near", "far"}
+
+
+def test_no_description_fits_two_functions_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(name: str, summary: str) -> code.Function:
+        return code.Function(name, f"def {name}(): ...", summary, f"def {name}(): ...", frozenset())
+
+    alike = [one(f"twin{i}", "Give back what was put in before") for i in range(3)]
+    apart = [one(f"other{i}", f"Do the thing that has the number {i}") for i in range(5)]
+    monkeypatch.setattr(code, "functions", lambda: tuple(alike + apart))
+    for seed in range(20):
+        _, asks, more = code.CodeFunction(questions=4, bare=True).draw(random.Random(seed))
+        said = [ask.answers[0] for ask in asks] + re.findall(r"def (\w+)", "".join(more))
+        assert len(said) == len(set(said))
+        asked = [name for name in said[:4] if name.startswith("twin")]
+        assert len(asked) <= 1
+        assert len([name for name in said if name.startswith("twin")]) == (1 if asked else 3)
 
 
 def test_a_context_too_small_for_its_questions_names_both(plain: Any) -> None:

@@ -279,6 +279,20 @@ def test_gold_that_truncation_took_is_counted(tmp_path: Path, plain: Any) -> Non
     assert all(g.endswith("the sea is near.") for g in golds)
 
 
+def test_gold_at_the_cut_is_there_or_counted(tmp_path: Path, plain: Any) -> None:
+    """Every paragraph is gold: each span that is left reads as its whole paragraph did."""
+    rows = musique_rows()[:1]
+    for paragraph in rows[0]["paragraphs"]:
+        paragraph["is_supporting"] = True
+    path = tmp_path / "musique.json"
+    write_json(path, rows)
+    for context in range(1060, 1082, 2):
+        (example,) = every(tasks.get("longbench-musique", data=str(path)), plain, context=context)
+        golds = [example.prompt[s:e] for s, e in example.questions[0].gold]
+        assert all(g.startswith("Passage ") and g.endswith("the sea is near.") for g in golds), context
+        assert example.meta["lost_gold"] == len(rows[0]["paragraphs"]) - len(golds)
+
+
 def test_hops_need_to_be_told(tmp_path: Path, plain: Any) -> None:
     path = tmp_path / "v1.json"
     write_json(path, v1_rows())

@@ -69,6 +69,8 @@ def test_the_best_answer_counts() -> None:
         ("The correct answer is B.", "B"),
         ("the answer is: C", "C"),
         ("**Answer: (D)**", "D"),
+        ("Answer: B", "B"),
+        ("The Answer is D, because", "D"),
         ("The correct answer is (B), not (C)", "B"),
         ("B", "B"),
         (" B) because", "B"),

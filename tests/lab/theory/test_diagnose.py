@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from closecall.cli import Parser
 from closecall.scorers.base import Scorer
 from closecall.vllm.settings import Settings
 from closecall_lab.eval.subject import Subject
+from closecall_lab.tasks.example import Encoded, Example, Question
 from closecall_lab.theory import certified, signals
+from closecall_lab.theory import dump as dump_module
 from closecall_lab.theory.analysis import analyse, fire_all, head_noise
 from closecall_lab.theory.cells import COLUMNS, STATISTICS, check_scorer, measure
 from closecall_lab.theory.cli import COMMANDS
-from closecall_lab.theory.diagnose import Study, diagnose
+from closecall_lab.theory.diagnose import Study, asked_at, diagnose
 from closecall_lab.theory.diagnose_report import best_signal, findings_of, markdown, verdict
 from closecall_lab.theory.dump import KEY, NAME, Dump, Writer
 from closecall_lab.theory.loss import row_shares
@@ -199,6 +202,23 @@ def test_a_dump_comes_back_as_it_was(tmp_path: Path) -> None:
     assert scores.shape == (6, 8)
     assert scores[2, :7].tolist() == cells[1].scores[0].tolist()
     assert np.isneginf(scores[:4, 7]).all()
+
+
+def test_a_layer_is_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of a layer is computed a row group at a time."""
+    monkeypatch.setattr(dump_module, "_HELD", 20)
+    cells = [(0, layer, made.rows(ranked(2, 6, seed=t), t, 2, 4)) for layer in (0, 1) for t in range(3)]
+    groups = list(Dump(made.dump(tmp_path / NAME, cells)).scores("made"))
+    assert [len(group) for group in groups] == [6, 6]
+
+
+def test_nothing_is_asked_in_a_context_that_questions_continue() -> None:
+    questions = (Question(("two",), gold=((0, 3),), ask="Which?"),)
+    example = Example("t", "k", 100, "one two three", questions, 4)
+    encoded = Encoded([1, 2, 3], [(0, 3), (4, 7), (8, 13)])
+    assert asked_at(example, encoded, 2, 2) == {}
+    there = dataclasses.replace(example, questions=(Question(("two",), gold=((0, 3),)),))
+    assert asked_at(there, encoded, 2, 2) == {1: [0]}
 
 
 def test_what_is_no_dump(tmp_path: Path) -> None:

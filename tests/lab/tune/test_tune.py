@@ -96,6 +96,14 @@ def test_the_most_blocks_that_meet_a_speed_are_taken(fitted: Fit) -> None:
     assert "every head alike" in tuned.table().text()
 
 
+def test_a_context_of_few_blocks() -> None:
+    steps = np.linspace(1, 0, 6)
+    few = Fit((0,), np.stack([np.stack([steps, steps])]), 16)
+    assert few.policy(closecall.policy("quest", budget=2), 4.0).rule.mean_budget == 4  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"a context of 5 blocks is too short to search: .*use a longer --context"):
+        search(few, closecall.policy("quest", budget=2), Goal(kl=0.1), Verdicts(), 320)
+
+
 @pytest.mark.parametrize(
     ("goal", "message"),
     [

@@ -197,7 +197,8 @@ def _wanted(
             made = task.examples(loaded.tokenizer, context, n, seed, wrap=loaded.prompt)
             for number, example in enumerate(made):
                 encoded = encode_example(loaded.tokenizer, example)
-                asked = tuple(_asked(example, question, encoded) for question in example.questions)
+                here = () if example.shared else example.questions  # those come behind what is captured
+                asked = tuple(_asked(example, question, encoded) for question in here)
                 name = f"{_slug(str(task))}-{context}-seed{seed}-{number:04d}-{example.digest()[:8]}"
                 yield _Wanted(root / name, str(task), seed, number, example, encoded.ids, asked)
 
