@@ -28,7 +28,6 @@ REAL   := $(foreach s,$(filter-out quest,$(SCORERS)) true-mass,topk-on-$s) \
 RING   := $(BIN)/closecall compare --against quest,router-on-quest
 R      := out/results
 CODE   := code-function:bare=yes,code-constant
-CODER  := $(CODE),niah-multikey:keys=16,questions=8,haystack=manuals
 NEEDLES := niah-single:questions=8,haystack=code,niah-multikey:keys=16,questions=8,haystack=manuals
 TRACKED := variable-tracking:chains=8,questions=8,haystack=code,pointer-chase:distractors=9,questions=8,haystack=code
 EASIER := $(foreach h,1 2,variable-tracking:hops=$h$(,)chains=8$(,)questions=8$(,)haystack=code pointer-chase:hops=$h$(,)distractors=9$(,)questions=8$(,)haystack=code)
@@ -56,7 +55,8 @@ results-large: $(READY)  ## The panels of Qwen2.5-Coder-1.5B and Gemma 3 (many h
 	$(QWEN) --tasks text:kind=code,text:kind=manuals --contexts 8k --budgets 8 --n 3 --policies $(TUNED),auto,quest,router-on-quest
 	$(FRONT) --tasks $(TEXTS) --contexts 8k,16k --budgets 8,4,16 --n 1 --policies $(TUNED),$(TUNED):times=0.5,$(TUNED):times=2,auto,quest,router-on-quest
 	$(QWEN) --tasks $(CODE) --contexts 16k --budgets 16 --n 3 --policies $(MAIN),$(TUNED):times=2
-	$(QWEN) --tasks $(CODER) --contexts 32k --budgets 32 --n 1 --policies $(MAIN),$(TUNED):times=4
+	$(QWEN) --tasks code-function:bare=yes --contexts 32k --budgets 32 --n 2 --policies $(MAIN),$(TUNED):times=4
+	$(QWEN) --tasks code-constant --contexts 32k --budgets 32 --n 1 --policies $(MAIN),$(TUNED):times=4
 	$(QUART) --tasks $(CODE) --contexts 8k --budgets 8,16 --n 6 --policies $(MAIN),$(TUNED)
 	$(EASY) --tasks $(NEEDLES) --contexts 8k --budgets 8 --n 1 --policies dense,$(TUNED),auto,quest
 	$(EASY) --tasks $(TRACKED) --contexts 8k --n 1 --policies dense
