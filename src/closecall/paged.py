@@ -50,7 +50,7 @@ class PageSummaries:
         self.policy = policy
         self.backend = backend
         self._store: Tensor | None = None
-        self._of: tuple[int, ...] = ()  # pages and heads
+        self._of: tuple[Any, ...] = ()  # what pages, and how their summaries lie
 
     @property
     def nbytes(self) -> int:
@@ -61,13 +61,16 @@ class PageSummaries:
         if self._store is None:
             self.backend = _resolved(self.backend, q)
             self._store = _load(self.backend).new_store(q, k_pages, self.policy, geometry, plan)
-            self._of = tuple(k_pages.shape[:2])
-        if self._of != tuple(k_pages.shape[:2]):
+            self._of = self._kind(k_pages)
+        if self._of != (kind := self._kind(k_pages)):
             raise ValueError(
-                f"these summaries are of {list(self._of)} pages and heads, but k_pages is {list(k_pages.shape)}: make "
-                "new ones for other pages"
+                f"these summaries are of k_pages {_named(self._of)}, but now they are {_named(kind)}: make new ones "
+                "for other pages"
             )
         return self._store
+
+    def _kind(self, k_pages: Tensor) -> tuple[Any, ...]:
+        return k_pages.shape, k_pages.dtype, k_pages.device, _load(self.backend).store_kind()
 
     def reserve(self, k_pages: Tensor, heads: int) -> None:
         """Takes the memory for all pages and `heads` query heads now, not at the first step."""
@@ -90,6 +93,11 @@ class PageSummaries:
         machine = _load(_resolved(self.backend, q))
         if machine.has_kernel(self.policy, k_pages.shape[3]):
             machine.update(q, k_pages, self.policy, geometry, plan, self.store(q, k_pages, geometry, plan))
+
+
+def _named(kind: tuple[Any, ...]) -> str:
+    shape, *others = kind
+    return f"{list(shape)} ({', '.join(str(x) for x in others if x)})"
 
 
 def _ends_a_block(geometry: Geometry, block: int) -> bool:
@@ -148,7 +156,8 @@ def _resolved(backend: str, q: Tensor) -> str:
 
 @functools.cache
 def _load(name: str) -> Any:
-    """The paged module of a backend: `has_kernel`, `rank`, `attend`, and `new_store` and `update` of summaries."""
+    """The paged module of a backend: `has_kernel`, `rank`, `attend`, and `new_store`,
+    `store_kind` and `update` of summaries."""
     return importlib.import_module(f"{backends.__name__}.{MODULES[name]}")
 
 

@@ -206,6 +206,20 @@ class TestSummaries:
                 step.q, step.k, closecall.policy("topk", budget=2, block=16, tile=16), step.pages, summaries=kept
             )
 
+    def test_other_pages_are_refused(self, monkeypatch):
+        """Their summaries would not fit into the store."""
+        policy = closecall.policy("quest", budget=2, block=16, tile=16)
+        kept, step = paged.PageSummaries(policy), make_step(10, [(120, 120)], 32, (4, 2), (32, 32))
+        kept.update(step.q, step.k, step.pages)
+        for other in (step.k.bfloat16(), step.k[..., :16], step.k[:-1]):
+            with pytest.raises(ValueError, match=r"these summaries are of k_pages .* make new ones for other pages"):
+                kept.update(step.q[..., : other.shape[3]].to(other.dtype), other, step.pages)
+        tiers = cpu.tiers()
+        if len(tiers) > 1:
+            monkeypatch.setenv("CLOSECALL_ISA", tiers[1])
+            with pytest.raises(ValueError, match=rf"{tiers[0]}.*but now they are .*{tiers[1]}"):
+                kept.update(step.q, step.k, step.pages)
+
 
 class TestBadInput:
     def test_names_what_is_wrong(self):

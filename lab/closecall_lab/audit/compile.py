@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from closecall.models.cache import cache_dir
+from closecall.cache import cache_dir
 from closecall.registry import unknown
 
 from . import assembly, devices

@@ -42,6 +42,11 @@ def _rank_args(
     return cpu._pack((*inputs, *outputs, q.shape[2], native.shrink, native.outliers, *kept, *pooling, *numbers))
 
 
+def store_kind() -> str:
+    """How summaries lie in a store depends on the tier."""
+    return cpu.tier()
+
+
 def new_store(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> Tensor:
     """Room for the summaries of all pages: uint8 `[P, Hkv, blocks of a page, bytes of a summary]`."""
     packed = _rank_args(q, k_pages, policy, geometry, plan, 1.0, 0, (0, 0, 0, 0), None)

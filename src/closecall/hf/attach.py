@@ -48,7 +48,10 @@ def _check_model(model: Any) -> None:
     if (getattr(model.config, "_attn_implementation", None) or "").startswith(PREFIX) or any(
         STATE in module.__dict__ for module in model.modules()
     ):
-        raise ValueError(f"this {type(model).__name__} is attached already: call detach() on its handle first")
+        raise ValueError(
+            f"this {type(model).__name__} is attached already: call detach() on its handle first (a copy of an "
+            "attached model has none: copy it before you attach it)"
+        )
 
 
 def _choose_layers(layers: list[Layer], wanted: Sequence[int] | None, model: Any) -> list[Layer]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -42,6 +43,11 @@ class Settings:
     tap: Callable[[int, Call], None] | None = None
     eps: float | None = None
     certified_tiles: int | None = None
+    generating: dict[int, int] = field(default_factory=dict)  # lengths of prompts that `generate` cuts, by thread
+
+    def prompt_len_here(self) -> int | None:
+        """The length of the prompt that this thread's calls are of; None where nobody said it."""
+        return self.generating.get(threading.get_ident(), self.prompt_len)
 
 
 class AttachedLayer:
@@ -77,9 +83,14 @@ class AttachedLayer:
     ) -> tuple[Tensor, Tensor]:
         """One call: attention by the layer's policy, counted and shown to whoever watches."""
         below, settings = self.dense_below(q.shape[2]), self.settings
-        known = None if self.reuse is None else self.reuse.take(self.layer.index, q.shape[2], k)
-        given = (self.policy, below, scale, softcap, settings.backend, settings.all_heads, known, settings.prompt_len)
-        ran = run(q, k, v, segments, *given)
+        prompt_len = settings.prompt_len_here()
+        try:
+            known = None if self.reuse is None else self.reuse.take(self.layer.index, q.shape[2], k)
+            given = (self.policy, below, scale, softcap, settings.backend, settings.all_heads, known, prompt_len)
+            ran = run(q, k, v, segments, *given)
+        finally:
+            if self.reuse is not None:
+                self.reuse.done()
         candidate_keys = 0 if below == NEVER else k.shape[2]
         self.stats.add_call(candidate_keys, ran.select_seconds, ran.attend_seconds)
         if ran.kept is not None:
@@ -151,7 +162,7 @@ def forward(
     if state is None or not (bare or is_segments(attention_mask)):
         # A mask that is not causal attention within sequences was made by the original's own mask function.
         if state is not None and state.reuse is not None:
-            state.reuse.drop()
+            state.reuse.give_up()
         options = {"scaling": scaling, "dropout": dropout, **kwargs}
         options |= {} if softcap is None else {"softcap": softcap}
         options |= {} if s_aux is None else {"s_aux": s_aux}
@@ -174,7 +185,7 @@ def forward(
         below = state.dense_below(query.shape[2])
         out, lse = attention_op(
             query, key, value, attention_mask, state.policy_json, below, scale, softcap or 0.0,
-            settings.backend, settings.group, settings.prompt_len,
+            settings.backend, settings.group, next(iter(settings.generating.values()), settings.prompt_len),
         )  # fmt: skip
     else:
         out, lse = state.run(query, key, value, attention_mask, scale, softcap or 0.0)

@@ -7,6 +7,7 @@ model without such a method runs as before: each chunk then counts as a prompt's
 
 from __future__ import annotations
 
+import threading
 import types
 from typing import Any
 
@@ -23,17 +24,19 @@ def _settings(model: Any) -> Settings | None:
 def _prefill(self: Any, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any], **options: Any) -> Any:
     original = getattr(type(self), METHOD)
     settings = _settings(self)
-    if settings is None or generation_config.prefill_chunk_size is None or settings.prompt_len is not None:
+    if settings is None or generation_config.prefill_chunk_size is None or settings.prompt_len_here() is not None:
         return original(self, input_ids, generation_config, model_kwargs, **options)
     mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
     if mask is not None:  # of everything, what is cached already included
-        settings.prompt_len = int(mask.shape[1])
+        length = int(mask.shape[1])
     else:
-        settings.prompt_len = int(input_ids.shape[1]) + (0 if cache is None else int(cache.get_seq_length()))
+        length = int(input_ids.shape[1]) + (0 if cache is None else int(cache.get_seq_length()))
+    me = threading.get_ident()
+    settings.generating[me] = length
     try:
         return original(self, input_ids, generation_config, model_kwargs, **options)
     finally:
-        settings.prompt_len = None
+        del settings.generating[me]
 
 
 def see_generate(model: Any) -> None:

@@ -42,6 +42,7 @@ class Handle:
         self._chosen = chosen
         self._attached: list[AttachedLayer] = []
         self._before: list[tuple[Any, Any]] = []  # (module, its own config object)
+        self._named: list[tuple[Any, str]] = []  # (copy of a config, the implementation of ours that it names)
 
     @property
     def policy(self) -> Policy:
@@ -88,6 +89,7 @@ class Handle:
         copies = {key: copy.copy(config) for key, config in originals.items()}
         for config in copies.values():
             config._attn_implementation_internal = register(config._attn_implementation or "eager")
+            self._named.append((config, config._attn_implementation))
         left_alone = {id(layer.module) for layer in self.layers if layer.kind != "full"}
         for module in self.model.modules():
             config = getattr(module, "config", None)
@@ -114,13 +116,14 @@ class Handle:
         self._restore(warn=True)
 
     def _restore(self, *, warn: bool) -> None:
-        complaint = self._never_sparse() if warn and self.attached else None
+        complaint = (self._replaced() or self._never_sparse()) if warn and self.attached else None
         for module, config in self._before:
             module.config = config
         for state in self._attached:
             state.drop()
         see_generate_no_more(self.model)
         self._before.clear()
+        self._named.clear()
         settings = self._settings
         settings.recorder = settings.see = settings.tap = settings.eps = None
         if complaint is not None:
@@ -204,6 +207,17 @@ class Handle:
             keys = budget * policy.block
             return f"the prompt has {tokens:,} tokens, and a tile may keep {budget} blocks, which hold {keys:,}"
         return None
+
+    def _replaced(self) -> str | None:
+        """The warning for a model that was given another attention while it was attached."""
+        others = {config._attn_implementation for config, ours in self._named if config._attn_implementation != ours}
+        if not others:
+            return None
+        name = repr(min(map(str, others)))
+        return (
+            f"the attention of {type(self.model).__name__} was set to {name} while it was attached, and closecall did "
+            f"not run since; it has its own again now: for {name}, call set_attn_implementation({name}) after detach()"
+        )
 
     def _never_sparse(self) -> str | None:
         """The warning for a policy that could cut and never did."""

@@ -8,6 +8,7 @@ keys known to be the same. Everything else starts over. Never wrong goes before 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -39,6 +40,8 @@ class Reuse:
         self._version = 0  # and how often it had been written to
         self._cache: weakref.ref[Any] | None = None  # of the call under way,
         self._earlier: int | None = None  # and how many keys it began with, all of them known
+        self._thread: int | None = None  # whose call that is: another thread's call meanwhile goes without
+        self._lock = threading.Lock()  # of `_thread`
 
     def __reduce__(self) -> tuple[type[Reuse], tuple[()]]:
         return Reuse, ()  # a copied model has not been called yet
@@ -47,9 +50,28 @@ class Reuse:
         self.summaries.reset()
         self._keys = self._cache = None
 
+    def give_up(self) -> None:
+        """For a call that reads the keys in another way."""
+        if self._thread == threading.get_ident():
+            self.drop()
+            self.done()
+
+    def done(self) -> None:
+        """After the call under way, with its summaries."""
+        if self._thread == threading.get_ident():
+            self._thread = None
+
+    def _mine(self) -> bool:
+        """Whether the call under way is this thread's. A call that never came to its end leaves its thread here."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._thread != me and self._thread not in {thread.ident for thread in threading.enumerate()}:
+                self._thread = me
+            return self._thread == me
+
     def look(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the layer adds to the cache. A forward pre-hook."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._mine():
             return
         cache = kwargs.get("past_key_values")
         layer = _appending_layer(cache, getattr(module, "layer_idx", None))
@@ -68,7 +90,9 @@ class Reuse:
         return now.shape[2] if same_place and same_shape and now.shape[2] <= last.shape[2] else None
 
     def take(self, index: Any, rows: int, keys: Tensor) -> Summaries | None:
-        """For the call under way, whose keys the cache now holds: summaries that it may use and add to."""
+        """For the call under way, whose keys the cache now holds: summaries to use and add to, until `done`."""
+        if not self._mine():
+            return None
         cache, earlier = None if self._cache is None else self._cache(), self._earlier
         self._cache = self._earlier = None
         layer = _appending_layer(cache, index)

@@ -1,8 +1,7 @@
-"""Where fetched models live, one process at a time, and the error for a model that cannot be had."""
+"""One process at a time in a directory, and the error for a model that cannot be had."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,6 @@ from typing import IO
 
 class UnavailableError(OSError):
     """A model, or what it takes to load it, is not there: says what is missing and how to get it."""
-
-
-def cache_dir() -> Path:
-    """`$CLOSECALL_CACHE`, else `closecall` under `$XDG_CACHE_HOME` or `~/.cache`."""
-    if own := os.environ.get("CLOSECALL_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "closecall"
 
 
 @contextmanager

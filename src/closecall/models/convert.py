@@ -56,20 +56,27 @@ def without_bars() -> Iterator[None]:
 
 
 def is_converted(source: Source) -> bool:
-    """Tells whether the conversion is there and was made from the file we check.
+    """Tells whether the conversion is there, was made from the file we check, and has all its files in full.
 
     The note is written last, before the directory gets its name, so half a conversion never has one.
     """
     try:
         note = json.loads((source.converted_path / NOTE).read_text())
-        return bool(note["sha256"] == source.sha256)
+        return bool(note["sha256"] == source.sha256 and note["files"] == _sizes(source.converted_path))
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """The size in bytes of every file but the note."""
+    return {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != NOTE}
 
 
 def convert(source: Source, *, say: Say) -> Path:
     """Returns the directory of the converted model, converting the fetched GGUF file if that was not done yet."""
     directory = source.converted_path
+    if is_converted(source):  # whoever only reads needs no lock, nor a cache that can be written
+        return directory
     with locked(source.home, waiting=lambda: say("another run is at it: waiting for it to finish ...")):
         if is_converted(source):
             return directory
@@ -91,7 +98,8 @@ def convert(source: Source, *, say: Say) -> Path:
             shutil.rmtree(unfinished, ignore_errors=True)
             with contextlib.nullcontext() if terminal() else without_bars():
                 _write(transformers, source, unfinished)
-            note = json.dumps({"label": source.label, "sha256": source.sha256}, indent=1)
+            facts = {"label": source.label, "sha256": source.sha256, "files": _sizes(unfinished)}
+            note = json.dumps(facts, indent=1)
             (unfinished / NOTE).write_text(f"{note}\n")
             _sync(unfinished)
             shutil.rmtree(directory, ignore_errors=True)

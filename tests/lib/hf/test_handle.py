@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -126,6 +127,22 @@ def test_attaching_twice_is_refused(model: Any) -> None:
     with closecall.attach(model.model, SMALL), pytest.raises(ValueError, match=r"attached already"):
         closecall.attach(model, SMALL)
     closecall.attach(model, OTHER).detach()
+
+
+def test_a_copy_of_an_attached_model_says_why_it_cannot_be_attached(model: Any) -> None:
+    with closecall.attach(model, SMALL):
+        twin = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="copy of an attached model has none: copy it before you attach it"):
+        closecall.attach(twin, SMALL)
+
+
+def test_another_attention_set_meanwhile_is_said(model: Any) -> None:
+    before = model.config._attn_implementation
+    handle = closecall.attach(model, SMALL)
+    model.set_attn_implementation("eager")
+    with pytest.warns(UserWarning, match=r"was set to 'eager' while it was attached, and closecall did not run since"):
+        handle.detach()
+    assert model.config._attn_implementation == before
 
 
 def test_the_table(model: Any) -> None:

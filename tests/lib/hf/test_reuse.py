@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ import closecall
 import families
 from calls import beams
 from closecall.backends import cpu
+from closecall.hf import forward
 from closecall.hf.reuse import Reuse
 from closecall.summaries import Summaries
 from families import tokens
@@ -304,6 +306,40 @@ def test_inference_mode_starts_over() -> None:
             return feed(model, empty(model), 150, 20, 1)
 
     assert same_without(script) == [None] * 3
+
+
+def test_another_threads_call_meanwhile_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of every call of one thread, another runs whole prompts of its own through the model."""
+    model = families.model("llama")
+
+    def script(seed: int) -> list[Tensor]:
+        return feed(model, empty(model), 150, 40, 40, 1, seed=seed)
+
+    with closecall.attach(model, POLICY, decode="sparse"):
+        alone = [script(0), script(1)]
+        there, others, plain = threading.local(), [], forward.run
+
+        def run(*args: Any) -> Any:
+            if getattr(there, "is_other", False):
+                return plain(*args)
+
+            def other() -> None:
+                there.is_other = True
+                with torch.no_grad():
+                    others.append(script(1))
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            return plain(*args)
+
+        monkeypatch.setattr(forward, "run", run)
+        mine = script(0)
+        monkeypatch.setattr(forward, "run", plain)
+        again = script(0)
+    for found, expected in [(mine, alone[0]), (again, alone[0]), *((one, alone[1]) for one in others)]:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(others) == 4 * len(model.model.layers)
 
 
 def test_layers_that_are_not_sparse_keep_nothing() -> None:

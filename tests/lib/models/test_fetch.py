@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import threading
 import time
@@ -15,8 +17,9 @@ from pathlib import Path
 import pytest
 from parts import CHUNKS, Pip, packed, toy, wheel_name, write_wheels
 
+from closecall.cache import cache_dir
 from closecall.models import fetch as fetching
-from closecall.models.cache import UnavailableError, cache_dir, locked
+from closecall.models.cache import UnavailableError, locked
 from closecall.models.fetch import fetch, fetched
 from closecall.models.source import Source
 
@@ -276,6 +279,26 @@ def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetching.pip_download("toy==1.0", tmp_path)
 
 
+def test_a_source_package_is_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip would run its build, before any hash was checked."""
+    listed = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "own.py": f"open({str(tmp_path / 'ran')!r}, 'w')\n",
+    }
+    (tmp_path / "index").mkdir()
+    with tarfile.open(tmp_path / "index" / "toy-1.0.tar.gz", "w:gz") as archive:
+        for name, text in listed.items():
+            info = tarfile.TarInfo(f"toy-1.0/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    with pytest.raises(UnavailableError, match="No matching distribution"):
+        fetching.pip_download("toy==1.0", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
@@ -322,6 +345,10 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_dir() == tmp_path / "xdg" / "closecall"
     monkeypatch.setenv("CLOSECALL_CACHE", str(tmp_path / "own"))
     assert cache_dir() == tmp_path / "own"
+    monkeypatch.setenv("CLOSECALL_CACHE", "~/mine")
+    assert cache_dir() == tmp_path / "mine"
+    monkeypatch.setenv("CLOSECALL_CACHE", "")
+    assert cache_dir() == tmp_path / "xdg" / "closecall"
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

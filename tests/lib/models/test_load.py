@@ -251,6 +251,28 @@ def test_a_conversion_of_another_file_is_not_used(cache: Path, dequantised: list
     assert load.load_model("smollm2").fingerprint == load.fingerprint(tiny_model())
 
 
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_damaged_conversion_is_made_again(cache: Path, dequantised: list[Path], change: str) -> None:
+    wanted = load.load_model("smollm2").fingerprint
+    weights = cache / "float32" / "model.safetensors"
+    if change == "gone":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:-1])
+    assert load.load_model("smollm2").fingerprint == wanted
+    assert len(dequantised) == 2
+
+
+def test_what_is_converted_needs_no_lock(cache: Path, dequantised: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    load.load_model("smollm2")
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise AssertionError("took the lock")
+
+    monkeypatch.setattr(converting, "locked", busy)
+    load.load_model("smollm2")
+
+
 def test_a_full_disk_leaves_no_half_conversion(
     cache: Path, dequantised: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

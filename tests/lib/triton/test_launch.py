@@ -30,6 +30,13 @@ def untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
+def test_tuned_launches_lie_where_everything_else_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert tuning.cache_file() == tmp_path / "launch.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("CLOSECALL_CACHE", "")
+    assert tuning.cache_file() == tmp_path / "xdg" / "closecall" / "launch.json"
+
+
 @pytest.mark.parametrize("arch", launch.ARCHS)
 @pytest.mark.parametrize("kernel", launch.KERNELS)
 def test_every_kernel_has_a_choice_everywhere(kernel: str, arch: str) -> None:

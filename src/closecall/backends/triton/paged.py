@@ -127,6 +127,11 @@ def _summarise(k_pages: Tensor, policy: Policy, geometry: Geometry, blocks: _Blo
     return backend._summarise(k_pages, _planes(policy), here, policy.block)
 
 
+def store_kind() -> str:
+    """Summaries lie the same way on every device."""
+    return ""
+
+
 def new_store(q: Tensor, k_pages: Tensor, policy: Policy, geometry: Geometry, plan: Plan) -> Tensor:
     """Room for the summaries of all blocks of all pages."""
     told = launch.layout(_planes(policy), launch.DTYPES[k_pages.dtype])

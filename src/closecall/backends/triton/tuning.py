@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ...cache import cache_dir
 from ...registry import unknown
 from .launch import ARCHS, DTYPES, KERNELS, MOST_KEYS, Launch, boxes, overrides, table
 
@@ -98,10 +99,7 @@ def candidates(start: Launch, tma: bool = False) -> list[Launch]:
 
 
 def cache_file() -> Path:
-    base = os.environ.get("CLOSECALL_CACHE")
-    if base is None:
-        base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "closecall")
-    return Path(base) / "launch.json"
+    return cache_dir() / "launch.json"
 
 
 def _tuned() -> dict[str, Launch]:
