@@ -71,7 +71,7 @@ class TestReading:
         [
             ({"version": "0.31.2"}, "made for vLLM 0.32, and this is 0.31.2"),
             ({"version": "0.320.0"}, "made for vLLM 0.32"),
-            ({"page": 96}, "pages of 96 tokens do not hold whole blocks of 64: use --block-size 64"),
+            ({"page": 96}, "pages of 96 tokens do not hold whole tiles of 64: use --block-size 64"),
             ({"chunk": 300}, "max-num-batched-tokens 320 or more"),
             ({"long_prefill": 32}, "long_prefill_token_threshold = 32"),
         ],
@@ -81,6 +81,25 @@ class TestReading:
         settings.check_engine(**ENGINE)
         with pytest.raises(RefusedError, match=said):
             settings.check_engine(**(ENGINE | change))
+
+
+def test_a_tile_larger_than_a_page_is_refused():
+    """A prefix cached in whole pages would cut it in two."""
+    settings = Settings.read({"closecall": {"policy": "quest", "tile": 128}})
+    settings.check_engine(**ENGINE)
+    with pytest.raises(RefusedError, match="pages of 64 tokens do not hold whole tiles of 128: use --block-size 128"):
+        settings.check_engine(**(ENGINE | {"page": 64}))
+
+
+def test_another_policy_for_an_engine_that_runs():
+    settings = Settings.read({"closecall": "auto"})
+    assert settings.replaced(closecall.policy("quest", block=32, tile=32), 128).policy.tile == 32
+    with pytest.raises(RefusedError, match="cuts prompts at tiles of 64 rows, and they would cut tiles of 128"):
+        settings.replaced(closecall.policy("quest", tile=128), 128)
+    with pytest.raises(RefusedError, match="pages of 64 tokens do not hold whole tiles of 128"):
+        settings.replaced(closecall.policy("quest", block=128, tile=128), 64)
+    with pytest.raises(ValueError, match="closecall calibrate"):
+        settings.replaced(closecall.policy("router"), 128)
 
 
 @given(st.integers(1, 3000), st.lists(st.integers(64, 900), min_size=1, max_size=60), st.integers(0, 4))

@@ -60,5 +60,5 @@ def on_cuda(vllm_config: Any) -> None:
         raise RefusedError("the V2 model runner does not tell prompt lengths: set VLLM_USE_V2_MODEL_RUNNER=0")
     cache = vllm_config.cache_config
     if not cache.user_specified_block_size:
-        cache.block_size = settings.policy.block
+        cache.block_size = settings.policy.tile
     take_over(vllm_config, settings, OUR_GPU_WORKER, GPU_WORKER)

