@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+import closecall
 
 with warnings.catch_warnings():  # vLLM's imports are not ours to judge
     warnings.simplefilter("ignore")
@@ -15,6 +19,7 @@ with warnings.catch_warnings():  # vLLM's imports are not ours to judge
     from closecall.vllm import backend, worker
     from closecall.vllm.layers import Step
     from closecall.vllm.settings import RefusedError, Settings
+    from closecall.vllm.stats import Stats, _Collector
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 32, 64
 
@@ -38,7 +43,7 @@ def start(**layers: SimpleNamespace) -> None:
     """What a worker does with an engine's layers."""
     context = {f"model.{name}.attn": one for name, one in layers.items()}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
-    told = SimpleNamespace(vllm_config=config, rank=0)
+    told = SimpleNamespace(vllm_config=config, rank=0, closecall=Stats())
     worker.Told._say_what_is_active(told, Settings.read({"closecall": "auto"}))
 
 
@@ -69,6 +74,63 @@ def test_whose_kernel_decodes(monkeypatch, decode, completes):
     q = torch.zeros(1, HEADS, DIM)
     made.forward(None, q, None, None, layer(made).kv_cache, metadata, torch.zeros(1, HEADS * DIM))
     assert calls == [decode, *(["summaries"] if completes else [])]
+
+
+def test_scrapes_meanwhile_count_nothing_twice():
+    made = closecall.select(torch.randn(1, 2, 256, 16), torch.randn(1, 1, 256, 16), "quest:budget=4,block=16,tile=16")
+    stats, done, switching = Stats(), threading.Event(), sys.getswitchinterval()
+    collector = _Collector(stats)
+
+    def scrape() -> None:
+        while not done.is_set():
+            collector.collect()
+
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        for _ in range(300):
+            stats.add(made, 256, 0.0)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(switching)
+    assert stats.read().kept == 300 * int(made.counts.sum())
+
+
+def engine_of(*made: backend.Impl) -> SimpleNamespace:
+    """A worker as `closecall_use` sees it."""
+    context = {f"model.layers.{i}.attn": layer(one) for i, one in enumerate(made)}
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=context),
+        additional_config={"closecall": "auto"},
+        cache_config=SimpleNamespace(block_size=PAGE),
+    )
+    builder = SimpleNamespace(block=64)
+    return SimpleNamespace(vllm_config=config, _builders=lambda: [builder], builder=builder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("quest:tile=128", "whole tiles of 128"),
+        ("quest:block=128,tile=128", "whole tiles of 128"),
+        ("router", "closecall calibrate"),
+    ],
+)
+def test_a_policy_that_this_engine_cannot_run_changes_nothing(text, said):
+    made = [impl(), impl()]
+    for number, one in enumerate(made):
+        one.prepare(f"model.layers.{number}.attn", layer(one), Settings.read({"closecall": "auto"}))
+    told, before = engine_of(*made), [one.policy for one in made]
+    with pytest.raises(ValueError, match=said):
+        worker.Told.closecall_use(told, text)
+    assert [one.policy for one in made] == before
+    assert told.builder.block == 64
+    worker.Told.closecall_use(told, "quest:block=32,tile=32")
+    assert {one.policy.tile for one in made} == {32}
+    worker.Told.closecall_use(told, None)
+    assert [one.policy for one in made] == [None, None]
 
 
 def test_the_views_of_a_cache_are_made_once_and_follow_it():

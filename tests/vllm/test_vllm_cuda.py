@@ -268,7 +268,7 @@ class TestPlatform:
             ({"attention_config__backend": AttentionBackendEnum.FLASH_ATTN}, "pass --attention-backend CUSTOM"),
             ({"attention_config__backend": None}, "pass --attention-backend CUSTOM"),
             ({"use_v2_model_runner": True}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
-            ({"cache_config__user_specified_block_size": True}, "pages of 16 tokens do not hold whole blocks of 64"),
+            ({"cache_config__user_specified_block_size": True}, "pages of 16 tokens do not hold whole tiles of 64"),
             ({"scheduler_config__scheduler_cls": "my.Scheduler"}, "needs its own scheduler"),
             ({"parallel_config__worker_cls": "my.Worker"}, "needs its own worker"),
             ({"parallel_config__pipeline_parallel_size": 2}, "use tensor parallelism"),
