@@ -184,7 +184,7 @@ class TestRefusals:
             ({"policy": "autoo"}, {}, "unknown policy 'autoo': did you mean 'auto'?"),
             ({"policy": "auto", "budget": 1}, {}, "tile budget 2 must exceed the 2 forced blocks"),
             ({"policy": "router"}, {}, "calibrate thresholds for this model with `closecall calibrate`"),
-            (AUTO, {"block_size": 32}, "pages of 32 tokens do not hold whole blocks of 64"),
+            (AUTO, {"block_size": 32}, "pages of 32 tokens do not hold whole tiles of 64"),
             (AUTO, {"max_num_batched_tokens": 64}, "leaves no room for a tile of 64 rows beside 8"),
             ({**AUTO, "layers": "7-9"}, {}, "no attention layer of this model can be sparse"),
         ],
