@@ -161,7 +161,7 @@ def forward(
     bare = attention_mask is None and kwargs.get("sliding_window") is None and kwargs.get("is_causal") is not False
     if state is None or not (bare or is_segments(attention_mask)):
         # A mask that is not causal attention within sequences was made by the original's own mask function.
-        if state is not None and state.reuse is not None:
+        if state is not None and state.reuse is not None and not torch.compiler.is_compiling():
             state.reuse.give_up()
         options = {"scaling": scaling, "dropout": dropout, **kwargs}
         options |= {} if softcap is None else {"softcap": softcap}
