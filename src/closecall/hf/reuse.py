@@ -63,7 +63,7 @@ class Reuse:
 
     def _mine(self) -> bool:
         """Whether the call under way is this thread's. A call that never came to its end leaves its thread here."""
-        me = threading.get_ident()
+        me = threading.current_thread().ident  # so that `enumerate` knows a thread that Python did not start
         with self._lock:
             if self._thread != me and self._thread not in {thread.ident for thread in threading.enumerate()}:
                 self._thread = me
